@@ -1,0 +1,44 @@
+#include "bind/bind.h"
+#include "bind/faults.h"
+#include "tierload/digest.h"
+
+namespace tierload {
+namespace {
+
+Fault::Kind kind_of(const std::string& name) {
+  if (name == "fail") return Fault::Kind::fail;
+  if (name == "fail_after") return Fault::Kind::fail_after;
+  if (name == "partial") return Fault::Kind::partial;
+  if (name == "lie") return Fault::Kind::lie;
+  throw UsageError("no fault is called " + name);
+}
+
+}  // namespace
+
+void bind_faults(nb::module_& module) {
+  nb::class_<Faults>(module, "Faults", "Makes chosen storage calls of a store fail; for tests.")
+      .def(nb::init<>())
+      .def("arm",
+           [](Faults& self, uint64_t at, const std::string& kind, int code, uint64_t times, const std::string& op) {
+             self.arm({at, kind_of(kind), code, times, op});
+           },
+           nb::arg("at"), nb::arg("kind") = "fail", nb::arg("code") = 5, nb::arg("times") = 1, nb::arg("op") = "")
+      .def("disarm", &Faults::disarm)
+      .def_prop_ro("calls", &Faults::calls)
+      .def_prop_ro("hit", &Faults::hit);
+}
+
+NB_MODULE(_native, module) {
+  module.doc() = "The native core of tierload; docs/ARCHITECTURE.md says what belongs here.";
+  bind_errors();
+  bind_faults(module);
+  bind_manifest(module);
+  bind_store(module);
+  module.def("tree_digest", [](const nb::bytes& data) {
+    const Digest digest = tree_digest(bytes_of(data), page_leaf);
+    return nb::make_tuple(digest.low, digest.high);
+  });
+  module.def("key_hash", [](const nb::bytes& key) { return xxh3(bytes_of(key)); });
+}
+
+}  // namespace tierload

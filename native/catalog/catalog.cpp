@@ -1,0 +1,252 @@
+// Changing a store: transactions, small values, tags, rollback (docs/FORMAT.md section 9).
+#include "tierload/catalog.h"
+
+#include <cerrno>
+
+#include "catalog/super.h"
+#include "tierload/bytes.h"
+
+namespace tierload {
+namespace {
+
+// Room that a transaction keeps in the journal from its start, so that its COMMIT never meets a full disk.
+constexpr uint64_t commit_headroom = 32 * 1024;
+
+bool out_of_space(const IoError& error) {
+  return error.code == ENOSPC || error.code == EDQUOT || error.code == EFBIG;
+}
+
+}  // namespace
+
+Transaction::Transaction(Catalog& catalog, uint64_t txid) : catalog_(catalog), txid_(txid) {
+  catalog.in_transaction_ = true;
+}
+
+Transaction::~Transaction() {
+  catalog_.in_transaction_ = false;
+  if (committed_) return;
+  segment_files_.clear();
+  manifest_files_.clear();
+  for (const std::string& path : paths_) {
+    try {
+      catalog_.storage_->remove(path);
+    } catch (const IoError&) {
+      // The file is garbage that no commit names; collect() removes it another time.
+    }
+  }
+}
+
+File& Transaction::create_segment(SegmentRow& row) {
+  catalog_.check_usable();
+  row = {catalog_.epoch_, txid_, 0, segments_++, 0};
+  segment_files_.push_back(catalog_.storage_->open(row.path(), OpenMode::create));
+  paths_.push_back(row.path());
+  return *segment_files_.back();
+}
+
+void Transaction::write(File& file, uint64_t offset, std::span<const Bytes> parts) {
+  try {
+    file.write(offset, parts);
+  } catch (const IoError& error) {
+    catalog_.fail(error, false);
+    throw;
+  }
+}
+
+RootRow Transaction::write_manifest(ManifestParts parts) {
+  catalog_.check_usable();
+  parts.epoch = catalog_.epoch_;
+  parts.txid = txid_;
+  const EncodedManifest encoded = encode_manifest(parts);
+  const std::string path = manifest_path(parts.epoch, txid_, parts.rank);
+  for (const std::string& copy : {path, path + ".m"}) {
+    manifest_files_.push_back(catalog_.storage_->open(copy, OpenMode::create));
+    paths_.push_back(copy);
+    const Bytes whole = encoded.file;
+    write(*manifest_files_.back(), 0, std::span(&whole, 1));
+  }
+  RootRow row;
+  row.rank = parts.rank;
+  row.epoch = parts.epoch;
+  row.txid = txid_;
+  row.body_length = encoded.body_length;
+  row.digest = encoded.digest;
+  return row;
+}
+
+CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags) {
+  Catalog& catalog = catalog_;
+  catalog.check_usable();
+  const Mutant mutant = catalog.options_.mutant;
+  try {
+    if (mutant != Mutant::no_segment_sync) {
+      for (const auto& file : segment_files_) file->sync();
+    }
+    if (mutant != Mutant::no_manifest_sync) {
+      for (const auto& file : manifest_files_) file->sync();
+    }
+    if (mutant != Mutant::no_directory_sync) {
+      if (!segment_files_.empty()) catalog.storage_->sync_dir("seg");
+      if (!manifest_files_.empty()) catalog.storage_->sync_dir("man");
+    }
+  } catch (const IoError& error) {
+    catalog.fail(error, true);
+    throw;
+  }
+  const CommitPtr head = catalog.state_.head();
+  draft.txid = txid_;
+  draft.previous = head ? head->id : Digest{};
+  if (!draft.rollback) draft.parent = head ? head->txid : 0;
+  const size_t queued = catalog.unsynced_.size();
+  catalog.append(RecordType::commit, txid_, encode_commit(draft));
+  for (const std::string& tag : tags) catalog.append_tag(tag, txid_);
+  // From the first byte of COMMIT on, this attempt may be found committed by whoever opens the store next: its files
+  // must stay, whatever happens here.
+  committed_ = true;
+  try {
+    catalog.sync_records(queued);
+  } catch (const IoError& error) {
+    if (!catalog.journal_->poisoned()) committed_ = false;  // nothing of COMMIT was written: a clean abort
+    throw;
+  }
+  return catalog.state_.head();
+}
+
+std::unique_ptr<Transaction> Catalog::begin() {
+  check_usable();
+  if (in_transaction_) throw UsageError("a save into " + storage_->name() + " is already under way");
+  roll_if_long();
+  journal_->reserve(commit_headroom);
+  return std::unique_ptr<Transaction>(new Transaction(*this, next_txid_++));
+}
+
+uint64_t Catalog::change(const std::string& key, std::optional<std::string> value, bool sync) {
+  check_usable();
+  Change change{key, std::nullopt, std::move(value)};
+  const auto found = state_.values().find(key);
+  if (found != state_.values().end()) change.before = found->second;
+  const uint64_t lsn = append(RecordType::change, 0, encode_change(change));
+  if (sync) {
+    sync_records(unsynced_.size() - 1);
+    roll_if_long();
+  }
+  return lsn;
+}
+
+uint64_t Catalog::tag(const std::string& name, uint64_t txid) {
+  check_usable();
+  const uint64_t lsn = append_tag(name, txid);
+  sync_records(unsynced_.size() - 1);
+  roll_if_long();
+  return lsn;
+}
+
+uint64_t Catalog::append_tag(const std::string& name, uint64_t txid) {
+  if (name.empty()) throw UsageError("a tag needs a name");
+  if (txid != 0 && !state_.find(txid)) throw UsageError("no commit " + std::to_string(txid) + " to tag");
+  const auto found = state_.tags().find(name);
+  const TagChange tag{name, found == state_.tags().end() ? 0 : found->second, txid};
+  if (tag.before == 0 && txid == 0) throw UsageError("there is no tag '" + name + "'");
+  return append(RecordType::tag, 0, encode_tag(tag));
+}
+
+CommitPtr Catalog::rollback(uint64_t lsn, const std::string& meta) {
+  check_usable();
+  const CatalogState target = state_at(lsn);
+  const CommitPtr source = target.head();
+  if (!source) throw UsageError("there was no commit yet at LSN " + std::to_string(lsn));
+  if (!state_.find(source->txid)) {
+    throw UsageError("the commit that was current at LSN " + std::to_string(lsn) + " has been collected");
+  }
+  for (const RootRow& row : source->root) Manifest::open(*storage_, row, &warnings_);
+  Commit draft;
+  draft.rollback = true;
+  draft.parent = source->txid;
+  draft.source = source->txid;
+  draft.step = source->step;
+  draft.raw_bytes = source->raw_bytes;
+  draft.root = source->root;
+  draft.meta = meta;
+  for (const auto& [key, value] : state_.values()) {
+    const auto then = target.values().find(key);
+    if (then == target.values().end()) {
+      draft.changes.push_back({key, value, std::nullopt});
+    } else if (then->second != value) {
+      draft.changes.push_back({key, value, then->second});
+    }
+  }
+  for (const auto& [key, value] : target.values()) {
+    if (!state_.values().contains(key)) draft.changes.push_back({key, std::nullopt, value});
+  }
+  return begin()->commit(std::move(draft));
+}
+
+uint64_t Catalog::append(RecordType type, uint64_t txid, const std::vector<std::byte>& payload) {
+  Record record{type, 0, 0, txid, options_.now(), payload};
+  record.lsn = journal_->append(type, txid, record.time, payload);
+  state_.apply(record);
+  unsynced_.push_back(std::move(record));
+  return unsynced_.back().lsn;
+}
+
+void Catalog::sync_records(size_t kept_on_full_disk) {
+  try {
+    journal_->sync();
+  } catch (const IoError& error) {
+    if (journal_->poisoned()) {
+      poison_ = error.what();
+    } else {
+      // The disk was full before a byte of the group was written: the newest records have not happened, and what was
+      // queued before them waits for the next sync.
+      while (unsynced_.size() > kept_on_full_disk) {
+        state_.undo(unsynced_.back());
+        unsynced_.pop_back();
+        journal_->drop_newest();
+      }
+    }
+    throw;
+  }
+  unsynced_.clear();
+  last_ = journal_->end();
+  check_fence();
+}
+
+void Catalog::check_fence() {
+  const SuperScan super = read_super(*storage_);
+  if (super.best && super.best->epoch > epoch_) {
+    poison_ = "another writer took the store over (epoch " + std::to_string(super.best->epoch) + ", ours is " +
+              std::to_string(epoch_) + ")";
+    throw FencedError(storage_->name() + ": " + poison_ + "; what this one did since does not count");
+  }
+}
+
+void Catalog::check_usable() const {
+  if (!journal_) throw UsageError(storage_->name() + " is open for reading only");
+  if (!poison_.empty()) {
+    throw PoisonedError(storage_->name() + ": this writer failed earlier (" + poison_ +
+                        ") and acknowledges nothing more; open the store anew");
+  }
+}
+
+void Catalog::fail(const IoError& error, bool sync_failed) {
+  if (sync_failed || !out_of_space(error)) poison_ = error.what();
+}
+
+void Catalog::roll_if_long() {
+  if (journal_->bytes() < options_.journal_roll_bytes) return;
+  if (!unsynced_.empty()) sync_records(unsynced_.size());  // the snapshot must not hold what its predecessor does not
+  const JournalName next{epoch_, ++last_seq_};
+  try {
+    start_journal(next);
+    ++generation_;
+    write_super(*storage_, {store_id_, generation_, epoch_, next});
+    base_ = next;
+  } catch (const IoError& error) {
+    // A journal that may be complete on disk would win over the old one at the next open, and hide what the old one
+    // gets from now on. So nothing more is acknowledged.
+    poison_ = std::string("rolling the journal failed: ") + error.what();
+    throw;
+  }
+}
+
+}  // namespace tierload

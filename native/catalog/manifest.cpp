@@ -1,0 +1,282 @@
+#include "tierload/manifest.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <numeric>
+
+#include "tierload/bytes.h"
+#include "tierload/codec.h"
+
+namespace tierload {
+namespace {
+
+constexpr std::string_view magic = "TLMAN001";
+constexpr uint64_t header_length = 256;
+constexpr size_t section_count = 7;
+constexpr uint64_t section_unit = 64;
+constexpr std::array<uint64_t, section_count> row_size{sizeof(SegmentRow), sizeof(PageRow), sizeof(ChunkRow), 4, 8, 1,
+                                                       1};
+
+std::string file_name(const char* dir, uint64_t epoch, uint64_t txid, uint32_t rank) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%s/%08llx-%012llx.r%04x", dir, static_cast<unsigned long long>(epoch),
+                static_cast<unsigned long long>(txid), rank);
+  return text;
+}
+
+// Verifies a whole file image against what the COMMIT pins.
+void check_image(Bytes image, const RootRow& row, const std::string& path) {
+  const uint64_t leaves = (row.body_length + manifest_leaf - 1) / manifest_leaf;
+  if (image.size() != row.body_length + leaves * 8) {
+    throw CorruptError(path + " has " + std::to_string(image.size()) + " bytes, its commit says " +
+                       std::to_string(row.body_length + leaves * 8));
+  }
+  std::vector<uint64_t> table(leaves);
+  if (leaves > 0) std::memcpy(table.data(), image.data() + row.body_length, leaves * 8);
+  if (tree_root(table, row.body_length) != row.digest) {
+    throw CorruptError(path + ": its leaf table does not match the digest in the commit");
+  }
+  for (uint64_t leaf = 0; leaf < leaves; ++leaf) {
+    const uint64_t at = leaf * manifest_leaf;
+    if (xxh3(image.subspan(at, std::min<uint64_t>(manifest_leaf, row.body_length - at))) != table[leaf]) {
+      throw CorruptError(path + ": the 64 KiB at byte " + std::to_string(at) + " do not match their digest");
+    }
+  }
+}
+
+uint64_t file_length(const RootRow& row, const std::string& path) {
+  constexpr uint64_t body_max = uint64_t{1} << 40;  // so that nothing below overflows
+  if (row.body_length < header_length || row.body_length > body_max) {
+    throw CorruptError(path + ": its commit declares a body of " + std::to_string(row.body_length) + " bytes");
+  }
+  return row.body_length + (row.body_length + manifest_leaf - 1) / manifest_leaf * 8;
+}
+
+std::string copy_path(const RootRow& row, bool mirror) {
+  return manifest_path(row.epoch, row.txid, row.rank) + (mirror ? ".m" : "");
+}
+
+}  // namespace
+
+std::string SegmentRow::path() const {
+  char text[16];
+  std::snprintf(text, sizeof text, ".%04x", n);
+  return file_name("seg", epoch, txid, rank) + text;
+}
+
+std::string manifest_path(uint64_t epoch, uint64_t txid, uint32_t rank) {
+  return file_name("man", epoch, txid, rank);
+}
+
+EncodedManifest encode_manifest(const ManifestParts& parts) {
+  std::vector<uint32_t> index(parts.chunks.size());
+  std::iota(index.begin(), index.end(), 0u);
+  std::stable_sort(index.begin(), index.end(),
+                   [&](uint32_t a, uint32_t b) { return parts.chunks[a].key_hash < parts.chunks[b].key_hash; });
+  const std::array<Bytes, section_count> sections{
+      std::as_bytes(parts.segments), std::as_bytes(parts.pages), std::as_bytes(parts.chunks),
+      std::as_bytes(std::span<const uint32_t>(index)), std::as_bytes(parts.dims), parts.keys, parts.state};
+  std::array<uint64_t, section_count> offsets;
+  uint64_t at = header_length;
+  for (size_t i = 0; i < section_count; ++i) {
+    offsets[i] = at;
+    at = round_up(at + sections[i].size(), section_unit);
+  }
+  ByteWriter out;
+  out.put(magic);
+  out.put(format_version);
+  out.put(parts.rank);
+  out.put(parts.world_size);
+  out.put(parts.page_bytes);
+  out.put(uint64_t{0});
+  out.put(uint64_t{0});
+  out.put(parts.epoch);
+  out.put(parts.txid);
+  out.put(at);
+  for (size_t i = 0; i < section_count; ++i) {
+    out.put(offsets[i]);
+    out.put(uint64_t{sections[i].size()});
+  }
+  out.pad(header_length);
+  for (const Bytes section : sections) {
+    out.put(section);
+    out.pad(section_unit);
+  }
+  EncodedManifest encoded;
+  encoded.body_length = out.size();
+  std::vector<uint64_t> leaves;
+  for (uint64_t leaf = 0; leaf < out.size(); leaf += manifest_leaf) {
+    leaves.push_back(xxh3(out.bytes().subspan(leaf, std::min<uint64_t>(manifest_leaf, out.size() - leaf))));
+  }
+  encoded.digest = tree_root(leaves, encoded.body_length);
+  for (const uint64_t leaf : leaves) out.put(leaf);
+  encoded.file = out.take();
+  return encoded;
+}
+
+std::unique_ptr<Manifest> Manifest::open(Storage& storage, const RootRow& row, std::vector<std::string>* warnings) {
+  std::string failures;
+  for (const bool mirror : {false, true}) {
+    const std::string path = copy_path(row, mirror);
+    try {
+      auto file = storage.open(path, OpenMode::read);
+      auto mapping = file->map(file_length(row, path));
+      std::unique_ptr<Manifest> manifest(new Manifest(path, std::move(file), std::move(mapping), row));
+      if (!failures.empty() && warnings != nullptr) warnings->push_back(failures + "; its mirror is used");
+      return manifest;
+    } catch (const CorruptError& error) {
+      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+    } catch (const IoError& error) {
+      if (error.code != ENOENT && error.code != EINVAL && error.code != EIO) throw;
+      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+    }
+  }
+  throw CorruptError("both copies of a manifest are damaged: " + failures);
+}
+
+std::unique_ptr<Manifest> Manifest::open_unpinned(Storage& storage, uint64_t epoch, uint64_t txid, uint32_t rank) {
+  RootRow row;
+  row.epoch = epoch;
+  row.txid = txid;
+  row.rank = rank;
+  const std::string path = copy_path(row, false);
+  const auto file = storage.open(path, OpenMode::read);
+  std::array<std::byte, header_length> header{};
+  file->read(0, header);
+  std::memcpy(&row.body_length, header.data() + 56, 8);
+  const uint64_t length = file_length(row, path);
+  if (length != file->size()) throw CorruptError(path + " does not have the length that it declares");
+  std::vector<uint64_t> table((length - row.body_length) / 8);
+  file->read(row.body_length, std::as_writable_bytes(std::span(table)));
+  row.digest = tree_root(table, row.body_length);
+  return open(storage, row, nullptr);
+}
+
+Manifest::Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row)
+    : path_(std::move(path)), file_(std::move(file)), mapping_(std::move(mapping)) {
+  // A collector holds the exclusive lock only while it removes this very file, so the next open finds it gone.
+  lock_ = file_->try_lock(false);
+  if (!lock_ || !file_->linked()) throw IoError("open", path_, ENOENT);
+  check(row);
+  check_rows();
+}
+
+void Manifest::check(const RootRow& row) {
+  const Bytes image = mapping_->bytes();
+  check_image(image, row, path_);
+  if (file_->size() != image.size()) throw CorruptError(path_ + " is longer than its commit says");
+  ByteReader in(image.first(row.body_length), path_);
+  const std::string_view found = as_text(in.take(8));
+  const auto version = in.get<uint32_t>();
+  const auto rank = in.get<uint32_t>();
+  in.get<uint32_t>();
+  in.get<uint32_t>();
+  in.get<uint64_t>();
+  const auto incompatible = in.get<uint64_t>();
+  const auto epoch = in.get<uint64_t>();
+  const auto txid = in.get<uint64_t>();
+  const auto body = in.get<uint64_t>();
+  if (found != magic) throw CorruptError(path_ + " is no manifest");
+  if (version != format_version || incompatible != 0) {
+    throw UnsupportedError(path_ + " has format version " + std::to_string(version) + " and incompatible features " +
+                           std::to_string(incompatible) + ": use a newer tierload");
+  }
+  if (rank != row.rank || epoch != row.epoch || txid != row.txid || body != row.body_length) {
+    throw CorruptError(path_ + " is the manifest of another commit");
+  }
+  for (size_t i = 0; i < section_count; ++i) {
+    const auto offset = in.get<uint64_t>();
+    const auto length = in.get<uint64_t>();
+    if (offset < header_length || offset % section_unit != 0 || offset > body || length > body - offset ||
+        length % row_size[i] != 0) {
+      throw CorruptError(path_ + ": section " + std::to_string(i + 1) + " lies outside of the file");
+    }
+    sections_[i] = image.subspan(offset, length);
+  }
+}
+
+void Manifest::check_rows() const {
+  const auto fail = [&](const std::string& what, uint64_t row) {
+    throw CorruptError(path_ + ": " + what + " " + std::to_string(row) + " is malformed");
+  };
+  const auto all_segments = segments();
+  const auto all_pages = pages();
+  const auto all_chunks = chunks();
+  for (size_t i = 0; i < all_pages.size(); ++i) {
+    const PageRow& page = all_pages[i];
+    if (page.segment >= all_segments.size() || page.offset % sector != 0 || page.raw_length == 0 ||
+        page.raw_length > page_raw_max || page.stored_length == 0 || page.stored_length > page.raw_length ||
+        page.offset > all_segments[page.segment].size ||
+        page.stored_length > all_segments[page.segment].size - page.offset ||
+        page.codec > static_cast<uint8_t>(Codec::planes) ||
+        (page.codec == static_cast<uint8_t>(Codec::raw) && page.stored_length != page.raw_length) ||
+        (page.item_size != 1 && page.item_size != 2 && page.item_size != 4 && page.item_size != 8)) {
+      fail("page", i);
+    }
+  }
+  uint64_t unpacked = 0;  // pages belong to one chunk unless packed, which also bounds the work below
+  const auto all_dims = dims();
+  if (index().size() != all_chunks.size()) fail("index", index().size());
+  for (const uint32_t number : index()) {
+    if (number >= all_chunks.size()) fail("index", number);
+  }
+  for (size_t i = 0; i < all_chunks.size(); ++i) {
+    const ChunkRow& chunk = all_chunks[i];
+    if (chunk.key_offset > keys().size() || chunk.key_length > keys().size() - chunk.key_offset ||
+        chunk.dims > all_dims.size() || chunk.ndim * uint64_t{3} > all_dims.size() - chunk.dims ||
+        chunk.first_page > all_pages.size() || chunk.pages > all_pages.size() - chunk.first_page ||
+        (chunk.pages == 0) != (chunk.bytes == 0)) {
+      fail("chunk", i);
+    }
+    if (i > 0 && key(all_chunks[i - 1]) >= key(chunk)) fail("order of chunk", i);
+    if (!(chunk.flags & chunk_packed)) unpacked += chunk.pages;
+    if (unpacked > all_pages.size() || ((chunk.flags & chunk_packed) && chunk.pages > 1)) fail("pages of chunk", i);
+    uint64_t held = 0;
+    for (const PageRow& page : all_pages.subspan(chunk.first_page, chunk.pages)) held += page.raw_length;
+    // A packed chunk takes a part of its page; any other takes its pages whole.
+    const bool fits = chunk.flags & chunk_packed
+                          ? chunk.page_offset <= held && chunk.bytes <= held - chunk.page_offset
+                          : chunk.page_offset == 0 && chunk.bytes == held;
+    if (!fits) fail("extent of chunk", i);
+  }
+}
+
+uint32_t Manifest::rank() const {
+  uint32_t value;
+  std::memcpy(&value, mapping_->bytes().data() + 12, 4);
+  return value;
+}
+
+uint32_t Manifest::page_bytes() const {
+  uint32_t value;
+  std::memcpy(&value, mapping_->bytes().data() + 20, 4);
+  return value;
+}
+
+std::string_view Manifest::key(const ChunkRow& chunk) const {
+  return as_text(keys().subspan(chunk.key_offset, chunk.key_length));
+}
+
+std::string Manifest::key_of_page(uint64_t row) const {
+  for (const ChunkRow& chunk : chunks()) {
+    if (row >= chunk.first_page && row < uint64_t{chunk.first_page} + chunk.pages) return std::string(key(chunk));
+  }
+  return "";
+}
+
+std::string check_manifest_copy(Storage& storage, const RootRow& row, bool mirror) {
+  const std::string path = copy_path(row, mirror);
+  try {
+    const auto file = storage.open(path, OpenMode::read);
+    const auto mapping = file->map(file_length(row, path));
+    check_image(mapping->bytes(), row, path);
+    if (file->size() != mapping->bytes().size()) return path + " is longer than its commit says";
+  } catch (const CorruptError& error) {
+    return error.what();
+  } catch (const IoError& error) {
+    return error.code == EINVAL ? path + " is shorter than its commit says" : error.what();
+  }
+  return "";
+}
+
+}  // namespace tierload

@@ -1,0 +1,271 @@
+// Saving pages. Workers digest and encode into a ring of slots; slots are placed in page order, so the layout is the
+// same whatever the threads do; one writer puts runs of placed slots into the segment with one call each.
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "engine/dedup.h"
+#include "tierload/bytes.h"
+#include "tierload/engine.h"
+
+namespace tierload {
+namespace {
+
+constexpr uint64_t write_call_bytes = 8u << 20;
+constexpr std::array<std::byte, sector> zeros{};
+
+// A page on its way. The encoded bytes live in the slot until they are written.
+struct Slot {
+  CodecScratch scratch;
+  std::vector<std::byte> gathered;
+  Bytes raw;
+  Encoded encoded;
+  PageRow row;
+  bool known = false;  // the parent has it
+  bool ready = false;
+};
+
+class PageWriter {
+ public:
+  PageWriter(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
+             const WriteOptions& options, Progress* progress)
+      : transaction_(transaction),
+        sources_(sources),
+        parent_(parent),
+        options_(options),
+        progress_(progress),
+        parent_table_(parent ? parent->pages().size() : 0),
+        own_table_(sources.size()),
+        slots_(options.threads == 0 ? 1 : 4 * options.threads) {
+    result_.pages.resize(sources.size());
+    if (!parent_) return;
+    for (uint32_t i = 0; i < parent_->pages().size(); ++i) parent_table_.insert(parent_->pages()[i].raw_digest, i);
+    parent_segment_.assign(parent_->segments().size(), none);
+  }
+
+  WriteResult run() {
+    if (options_.threads == 0) {
+      for (size_t page = 0; page < sources_.size(); ++page) {
+        prepare(page, slots_[0]);
+        const Run run = place(page);
+        if (run.file) write(run);
+        done(page, page + 1);
+      }
+    } else {
+      run_threads();
+    }
+    if (file_) result_.segments[open_segment_].size = offset_;
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr uint32_t none = 0xFFFFFFFF;
+
+  // Placed pages that lie back to back in one file.
+  struct Run {
+    File* file = nullptr;
+    uint64_t offset = 0;
+    uint64_t length = 0;
+    std::vector<Bytes> parts;
+  };
+
+  Slot& slot(size_t page) { return slots_[page % slots_.size()]; }
+
+  // Anything that needs only the page itself: may run on any thread, in any order.
+  void prepare(size_t page, Slot& at) {
+    const PageSource& source = sources_[page];
+    if (source.parts.size() == 1) {
+      at.raw = source.parts[0];
+    } else {
+      at.gathered.clear();
+      for (const Bytes part : source.parts) at.gathered.insert(at.gathered.end(), part.begin(), part.end());
+      at.raw = at.gathered;
+    }
+    at.row = {};
+    at.row.raw_digest = tree_digest(at.raw, page_leaf);
+    at.row.raw_length = static_cast<uint32_t>(at.raw.size());
+    at.row.item_size = source.item_size;
+    at.row.flags = source.packed ? page_packed : 0;
+    int64_t found = -1;
+    if (parent_) {
+      const auto rows = parent_->pages();
+      found = parent_table_.find(at.row.raw_digest, at.row.raw_length, [&](uint32_t i) -> const PageRow& { return rows[i]; });
+      if (found >= 0) {
+        at.row = rows[static_cast<size_t>(found)];
+        at.row.flags = source.packed ? page_packed : 0;
+      }
+    }
+    at.known = found >= 0;
+    if (at.known) return;
+    at.encoded = encode_page(at.raw, source.item_size, source.floating, options_.compression, at.scratch);
+    at.row.codec = static_cast<uint8_t>(at.encoded.codec);
+    at.row.stored_length = static_cast<uint32_t>(at.encoded.bytes.size());
+    at.row.stored_digest =
+        at.encoded.codec == Codec::raw ? at.row.raw_digest : tree_digest(at.encoded.bytes, page_leaf);
+  }
+
+  // Gives the page its place, in page order. What has to be written comes back as a run of one page.
+  Run place(size_t page) {
+    Slot& at = slot(page);
+    result_.raw_bytes += at.row.raw_length;
+    Run run;
+    if (at.known) {
+      uint32_t& segment = parent_segment_[at.row.segment];
+      if (segment == none) {
+        segment = static_cast<uint32_t>(result_.segments.size());
+        result_.segments.push_back(parent_->segments()[at.row.segment]);
+      }
+      at.row.segment = segment;
+    } else {
+      const int64_t twin = own_table_.find(at.row.raw_digest, at.row.raw_length,
+                                           [&](uint32_t i) -> const PageRow& { return result_.pages[i]; });
+      if (twin >= 0) {
+        const uint32_t flags = at.row.flags;
+        at.row = result_.pages[static_cast<size_t>(twin)];
+        at.row.flags = flags;
+      } else {
+        own_table_.insert(at.row.raw_digest, static_cast<uint32_t>(page));
+        run = extent(at);
+      }
+    }
+    result_.pages[page] = at.row;
+    return run;
+  }
+
+  Run extent(Slot& at) {
+    const uint64_t length = round_up(at.row.stored_length, sector);
+    if (file_ && offset_ + length > options_.segment_bytes) {
+      result_.segments[open_segment_].size = offset_;
+      file_ = nullptr;
+    }
+    if (!file_) {
+      SegmentRow row;
+      file_ = &transaction_.create_segment(row);
+      open_segment_ = static_cast<uint32_t>(result_.segments.size());
+      result_.segments.push_back(row);
+      offset_ = 0;
+    }
+    at.row.segment = open_segment_;
+    at.row.offset = offset_;
+    Run run{file_, offset_, length, {at.encoded.bytes}};
+    if (length > at.row.stored_length) run.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
+    offset_ += length;
+    result_.written_bytes += length;
+    ++result_.written_pages;
+    return run;
+  }
+
+  void write(const Run& run) { transaction_.write(*run.file, run.offset, run.parts); }
+
+  void done(size_t first, size_t end) {
+    if (!progress_) return;
+    for (size_t page = first; page < end; ++page) progress_->bytes += result_.pages[page].raw_length;
+  }
+
+  void run_threads() {
+    std::vector<std::thread> workers;
+    for (unsigned i = 0; i < options_.threads; ++i) {
+      workers.emplace_back([this] { guarded([this] { work(); }); });
+    }
+    guarded([this] { write_in_order(); });
+    for (std::thread& worker : workers) worker.join();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  template <typename Body>
+  void guarded(Body body) {
+    try {
+      body();
+    } catch (...) {
+      const std::lock_guard guard(mutex_);
+      if (!error_) error_ = std::current_exception();
+      changed_.notify_all();
+    }
+  }
+
+  void work() {
+    while (true) {
+      size_t page;
+      {
+        std::unique_lock guard(mutex_);
+        page = next_++;
+        // Back-pressure: a slot is free only when the page that had it before is written.
+        changed_.wait(guard, [&] { return error_ || page >= sources_.size() || page < written_ + slots_.size(); });
+        if (error_ || page >= sources_.size()) return;
+      }
+      prepare(page, slot(page));
+      const std::lock_guard guard(mutex_);
+      slot(page).ready = true;
+      changed_.notify_all();
+    }
+  }
+
+  // The caller's thread: places pages as they become ready and writes them in long runs.
+  void write_in_order() {
+    size_t page = 0;
+    while (page < sources_.size()) {
+      size_t end = page;
+      {
+        std::unique_lock guard(mutex_);
+        changed_.wait(guard, [&] { return error_ || slot(page).ready; });
+        if (error_) return;
+        while (end < sources_.size() && end < page + slots_.size() && slot(end).ready) {
+          slot(end).ready = false;
+          ++end;
+        }
+      }
+      Run run;
+      for (size_t at = page; at < end; ++at) {
+        Run next = place(at);
+        if (!next.file) continue;
+        const bool joins = next.file == run.file && next.offset == run.offset + run.length &&
+                           run.length + next.length <= write_call_bytes;
+        if (!joins) {
+          if (run.file) write(run);
+          run = std::move(next);
+        } else {
+          run.length += next.length;
+          run.parts.insert(run.parts.end(), next.parts.begin(), next.parts.end());
+        }
+      }
+      if (run.file) write(run);
+      done(page, end);
+      const std::lock_guard guard(mutex_);
+      page = end;
+      written_ = end;
+      changed_.notify_all();
+    }
+  }
+
+  Transaction& transaction_;
+  const std::span<const PageSource> sources_;
+  const Manifest* const parent_;
+  const WriteOptions options_;
+  Progress* const progress_;
+  PageTable parent_table_;
+  PageTable own_table_;
+  std::vector<uint32_t> parent_segment_;  // the parent's segment number -> ours
+  std::vector<Slot> slots_;
+  WriteResult result_;
+  File* file_ = nullptr;
+  uint32_t open_segment_ = 0;
+  uint64_t offset_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t next_ = 0;
+  size_t written_ = 0;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
+                        const WriteOptions& options, Progress* progress) {
+  return PageWriter(transaction, sources, parent, options, progress).run();
+}
+
+}  // namespace tierload

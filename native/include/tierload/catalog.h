@@ -1,0 +1,161 @@
+// What exists and what is current: opening, committing, tagging, freeing. The only implementation of
+// docs/FORMAT.md sections 9 to 11. Every file operation goes through Storage, so the crash tests run this code.
+//
+// Threads: one at a time, except that Transaction::create_segment's files may be written by many.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tierload/error.h"
+#include "tierload/journal.h"
+#include "tierload/manifest.h"
+#include "tierload/state.h"
+
+namespace tierload {
+
+struct CatalogOptions {
+  bool take_over = false;                       // replace a holder that is frozen; it is fenced by its epoch
+  uint64_t journal_roll_bytes = 16u << 20;      // a journal ends at this size
+  uint64_t journal_fill_bytes = 64u << 10;      // zeros kept ahead of its end, so that a commit needs no space
+  std::string holder;                           // written into LOCK: who we are, for messages
+  std::function<uint64_t()> now;                // nanoseconds since 1970
+  std::function<void(MutableBytes)> randomize;  // store id and salts
+  Mutant mutant = Mutant::none;
+};
+
+// System clock and getrandom.
+CatalogOptions default_catalog_options();
+
+struct CollectResult {
+  uint64_t removed_files = 0;
+  uint64_t freed_bytes = 0;    // of removed files and punched pages
+  uint64_t pinned = 0;         // manifests that a reader holds
+};
+
+class Catalog;
+
+// One attempt to commit. Destroying it before commit() removes what it wrote.
+class Transaction {
+ public:
+  ~Transaction();
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+
+  uint64_t txid() const { return txid_; }
+  // A new segment file of rank 0; it is synced by commit(). `row.size` is filled in by the caller.
+  File& create_segment(SegmentRow& row);
+  // Writes into a file of this transaction; a failure other than a full disk poisons the catalog.
+  void write(File& file, uint64_t offset, std::span<const Bytes> parts);
+  // Writes one rank's manifest shard and its mirror. Fills in epoch, txid of `parts`.
+  RootRow write_manifest(ManifestParts parts);
+  // Makes everything durable and commits, with `tags` moved to the new commit in the same sync group. `draft` needs
+  // step, meta, raw_bytes, written_bytes, root and changes.
+  CommitPtr commit(Commit draft, const std::vector<std::string>& tags = {});
+
+ private:
+  friend class Catalog;
+  Transaction(Catalog& catalog, uint64_t txid);
+  Catalog& catalog_;
+  uint64_t txid_;
+  uint32_t segments_ = 0;
+  bool committed_ = false;
+  std::vector<std::unique_ptr<File>> segment_files_;
+  std::vector<std::unique_ptr<File>> manifest_files_;
+  std::vector<std::string> paths_;
+};
+
+class Catalog {
+ public:
+  // Creates the store when there is none. Throws BusyError, CorruptError (nothing was changed except the epoch),
+  // UnsupportedError, IoError.
+  static std::unique_ptr<Catalog> open_for_writing(std::shared_ptr<Storage> storage, CatalogOptions options);
+  // Throws IoError(ENOENT) when there is no store. A damaged store opens at the newest state before the damage, which
+  // damage() then describes.
+  static std::unique_ptr<Catalog> open_for_reading(std::shared_ptr<Storage> storage, CatalogOptions options);
+  ~Catalog();
+
+  const CatalogState& state() const { return state_; }
+  Storage& storage() const { return *storage_; }
+  bool writable() const { return journal_ != nullptr; }
+  uint64_t epoch() const { return epoch_; }
+  uint64_t last_lsn() const { return last_.lsn; }
+  uint64_t journal_seq() const { return last_.name.seq; }
+  const StoreId& store_id() const { return store_id_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  const std::string& damage() const { return damage_; }
+  // What is wrong with the manifest or segments of the commit that was the head at the open, or "". The store works:
+  // older commits can be loaded and rolled back to.
+  const std::string& head_damage() const { return head_damage_; }
+  // The same of any commit. Pages are not read.
+  std::string check_commit(uint64_t txid) const;
+
+  std::unique_ptr<Transaction> begin();
+  // Sets (or removes) a small value; durable when it returns unless `sync` is false, then with the next durable record.
+  uint64_t change(const std::string& key, std::optional<std::string> value, bool sync);
+  uint64_t tag(const std::string& name, uint64_t txid);  // txid 0 removes
+  // A commit with the state that was current at `lsn`: its head's manifest and its values. The manifest is checked.
+  CommitPtr rollback(uint64_t lsn, const std::string& meta);
+
+  // Drops commits, then frees what nobody references. Refuses the head, tagged commits, and a rollback whose
+  // superseded commits stay. With nothing to drop it only frees what earlier crashes left.
+  CollectResult collect(const std::vector<uint64_t>& drop);
+
+  // The records after `lsn`, newest first, read back from the journals that are kept.
+  std::vector<Record> records_after(uint64_t lsn) const;
+  // The state as it was at `lsn`, by undoing records from the newest.
+  CatalogState state_at(uint64_t lsn) const;
+  // The LSN of the oldest record that is kept, minus one: state_at() reaches back to here.
+  uint64_t oldest_lsn() const;
+
+  // Throws FencedError when another writer has taken over since.
+  void check_fence();
+  // Throws PoisonedError after a failure that leaves the disk in doubt.
+  void check_usable() const;
+
+ private:
+  friend class Transaction;
+  Catalog(std::shared_ptr<Storage> storage, CatalogOptions options);
+
+  struct Found;
+  Found find_journal(JournalName base, const StoreId* expected);
+  void replay(const Found& found, bool for_writing);
+  void check_head();
+  void lock(bool take_over);
+  void start_journal(JournalName name);
+  void roll_if_long();
+  void sync_records(size_t kept_on_full_disk);
+  void remove_leftovers(const Found& found);
+  void fail(const IoError& error, bool sync_failed);
+  uint64_t append_tag(const std::string& name, uint64_t txid);
+  uint64_t append(RecordType type, uint64_t txid, const std::vector<std::byte>& payload);
+
+  void sweep(CollectResult& result);
+  void remove_old_journals(CollectResult& result);
+
+  std::shared_ptr<Storage> storage_;
+  CatalogOptions options_;
+  std::unique_ptr<File> lock_file_;
+  std::unique_ptr<Lock> lock_;
+  StoreId store_id_{};
+  uint64_t generation_ = 0;
+  uint64_t epoch_ = 0;
+  JournalName base_;
+  JournalLink last_;
+  CatalogState state_;
+  uint64_t next_txid_ = 1;
+  std::unique_ptr<Journal> journal_;
+  std::vector<Record> unsynced_;  // in state_ already, not yet durable
+  uint64_t last_seq_ = 0;
+  std::vector<std::string> warnings_;
+  std::string damage_;
+  std::string head_damage_;
+  std::string poison_;
+  bool in_transaction_ = false;
+};
+
+}  // namespace tierload

@@ -1,0 +1,73 @@
+// Pages in and out: workers, bounded buffers and order. It moves bytes and holds no policy.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tierload/catalog.h"
+#include "tierload/codec.h"
+#include "tierload/manifest.h"
+
+namespace tierload {
+
+// Bytes moved so far; another thread may read it while a call is under way.
+struct Progress {
+  std::atomic<uint64_t> bytes{0};
+};
+
+// One page to be saved: its parts, one after the other, are its raw bytes.
+struct PageSource {
+  std::span<const Bytes> parts;
+  uint8_t item_size = 1;
+  bool floating = false;
+  bool packed = false;
+};
+
+struct WriteOptions {
+  unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
+  Compression compression = Compression::fast;
+  uint64_t segment_bytes = 128u << 20;
+};
+
+struct WriteResult {
+  std::vector<PageRow> pages;        // one for each source, in order
+  std::vector<SegmentRow> segments;  // all that `pages` refer to: the parent's that are used, then the new ones
+  uint64_t raw_bytes = 0;
+  uint64_t written_bytes = 0;
+  uint64_t written_pages = 0;
+};
+
+// Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
+// others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time.
+// Buffers are bounded: about four pages a thread.
+WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
+                        const WriteOptions& options, Progress* progress);
+
+// A part of a page that is wanted: `into` gets the raw bytes from `page_offset` on.
+struct PagePart {
+  uint32_t page = 0;
+  uint32_t page_offset = 0;
+  MutableBytes into;
+};
+
+struct PageFailure {
+  uint32_t page = 0;
+  std::string path;
+  uint64_t offset = 0;
+  std::string what;
+};
+
+// Reads the parts, which are sorted by page, and verifies every page that it touches: the stored digest before decoding,
+// the raw one after. Neighbouring pages are read together. `touched` (one byte a part, zeroed by the caller) is set
+// for each part whose memory may have been written, whatever happens. Throws CorruptPageError for the first bad page.
+void read_pages(Storage& storage, const Manifest& manifest, std::span<const PagePart> parts, unsigned threads,
+                std::span<uint8_t> touched, Progress* progress);
+
+// Reads pages only to verify them, to the last byte of their padding. Returns every failure.
+std::vector<PageFailure> check_pages(Storage& storage, const Manifest& manifest, std::span<const uint32_t> pages,
+                                     unsigned threads, Progress* progress);
+
+}  // namespace tierload

@@ -1,0 +1,156 @@
+// Reading a journal from its two copies.
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <set>
+
+#include "journal/record.h"
+#include "tierload/bytes.h"
+#include "tierload/digest.h"
+
+namespace tierload {
+namespace {
+
+// "c-<8 hex>-<8 hex>"; anything else is not ours and is ignored.
+std::optional<JournalName> parse_name(std::string_view file) {
+  if (file.size() != 19 || (file[0] != 'c' && file[0] != 'm') || file[1] != '-' || file[10] != '-') {
+    return std::nullopt;
+  }
+  JournalName name;
+  const char* text = file.data();
+  const auto epoch = std::from_chars(text + 2, text + 10, name.epoch, 16);
+  const auto seq = std::from_chars(text + 11, text + 19, name.seq, 16);
+  if (epoch.ptr != text + 10 || seq.ptr != text + 19) return std::nullopt;
+  return name;
+}
+
+struct Copy {
+  char letter;
+  std::unique_ptr<std::byte[]> memory;
+  Bytes bytes;
+  bool present = false;
+};
+
+Copy read_copy(Storage& storage, JournalName name, char letter) {
+  Copy copy{letter, nullptr, {}, false};
+  const std::string path = name.path(letter);
+  if (!storage.size(path)) return copy;
+  try {
+    const auto file = storage.open(path, OpenMode::read);
+    const uint64_t size = file->size();
+    copy.memory = std::make_unique_for_overwrite<std::byte[]>(size);
+    copy.bytes = {copy.memory.get(), file->read(0, MutableBytes(copy.memory.get(), size))};
+    copy.present = true;
+  } catch (const IoError& error) {
+    // Removed between the two calls, or a bad medium: the other copy must serve.
+    if (error.code != ENOENT && error.code != EIO) throw;
+  }
+  return copy;
+}
+
+// The record that must stand at `offset`, from this copy's bytes.
+std::optional<RecordHeader> record_at(Bytes bytes, uint64_t offset, const JournalHeader& header, uint64_t lsn,
+                                      uint32_t previous_crc) {
+  if (offset >= bytes.size()) return std::nullopt;
+  const auto head = decode_record_header(bytes.subspan(offset), header);
+  if (!head || head->lsn != lsn || head->epoch != header.name.epoch || head->previous_crc != previous_crc) {
+    return std::nullopt;
+  }
+  if (head->payload_length > bytes.size() - offset - sizeof *head) return std::nullopt;
+  const Bytes payload = bytes.subspan(offset + sizeof *head, head->payload_length);
+  if (crc32c(payload) != head->payload_crc) return std::nullopt;
+  return head;
+}
+
+// Whether any later group was written when record `lsn` was already durable: then its loss is damage, not a torn tail.
+bool acknowledged_later(Bytes bytes, uint64_t offset, const JournalHeader& header, uint64_t lsn) {
+  for (uint64_t at = round_up(offset, sector); at + sizeof(RecordHeader) <= bytes.size(); at += sector) {
+    if (bytes[at + 4] == std::byte{0}) continue;  // header length 0: nothing was written here
+    const auto head = decode_record_header(bytes.subspan(at), header);
+    if (head && head->lsn > lsn && head->watermark >= lsn) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string JournalName::path(char copy) const {
+  char text[32];
+  std::snprintf(text, sizeof text, "wal/%c-%08llx-%08llx", copy, static_cast<unsigned long long>(epoch),
+                static_cast<unsigned long long>(seq));
+  return text;
+}
+
+std::vector<JournalName> list_journals(Storage& storage) {
+  std::set<JournalName> names;
+  for (const std::string& file : storage.list("wal")) {
+    if (const auto name = parse_name(file)) names.insert(*name);
+  }
+  return {names.begin(), names.end()};
+}
+
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected) {
+  std::array<Copy, 2> copies{read_copy(storage, name, 'c'), read_copy(storage, name, 'm')};
+  JournalScan scan;
+  std::optional<JournalHeader> header;
+  for (const Copy& copy : copies) {
+    const auto found = decode_header(copy.bytes, name);
+    if (found && !header) header = found;
+    if (copy.present && !found) scan.warnings.push_back(name.path(copy.letter) + ": damaged header");
+    if (!copy.present) scan.warnings.push_back(name.path(copy.letter) + ": missing");
+  }
+  if (!header) return std::nullopt;
+  if (expected != nullptr && header->store_id != *expected) {
+    throw CorruptError(name.path('c') + " belongs to another store: files of two stores were mixed");
+  }
+  scan.header = *header;
+  uint64_t offset = sector;
+  uint64_t lsn = header->first_lsn;
+  uint32_t previous_crc = header->predecessor.crc;
+  while (true) {
+    std::optional<RecordHeader> head;
+    const Copy* from = nullptr;
+    for (const Copy& copy : copies) {
+      head = record_at(copy.bytes, offset, *header, lsn, previous_crc);
+      from = &copy;
+      if (head) break;
+    }
+    if (!head) break;
+    Record record{static_cast<RecordType>(head->type), head->flags, head->lsn, head->txid, head->time, {}};
+    const Bytes payload = from->bytes.subspan(offset + sizeof *head, head->payload_length);
+    record.payload.assign(payload.begin(), payload.end());
+    scan.records.push_back(std::move(record));
+    scan.end = {name, lsn, head->crc};
+    offset += record_size(head->payload_length);
+    scan.end_offset = offset;
+    if (head->flags & record_last_of_group) offset = round_up(offset, sector);
+    previous_crc = head->crc;
+    ++lsn;
+  }
+  if (scan.records.empty() || scan.records.front().type != RecordType::snapshot) return std::nullopt;
+  for (const Copy& copy : copies) {
+    if (acknowledged_later(copy.bytes, offset, *header, lsn)) {
+      scan.damage = name.path('c') + " and its mirror are both damaged at byte " + std::to_string(offset) +
+                    " (record " + std::to_string(lsn) + "), and later records show that it had been acknowledged";
+    }
+    if (copy.present && copy.bytes.size() < scan.end_offset) {
+      scan.warnings.push_back(name.path(copy.letter) + ": shorter than its mirror");
+    }
+  }
+  // Both copies were written alike, so bytes that differ below the end are damage in one of them.
+  if (copies[0].bytes.size() >= scan.end_offset && copies[1].bytes.size() >= scan.end_offset &&
+      std::memcmp(copies[0].bytes.data(), copies[1].bytes.data(), scan.end_offset) != 0) {
+    scan.warnings.push_back(name.path('c') + ": differs from its mirror");
+  }
+  return scan;
+}
+
+void sync_journal(Storage& storage, JournalName name) {
+  for (const char letter : {'c', 'm'}) {
+    if (!storage.size(name.path(letter))) continue;
+    storage.open(name.path(letter), OpenMode::read)->sync();
+  }
+  storage.sync_dir("wal");
+}
+
+}  // namespace tierload

@@ -1,0 +1,76 @@
+// Seeded workloads on the shipped catalog and engine, and the model that says what must be there afterwards.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tierload/catalog.h"
+
+namespace tierload {
+
+// What a user knows of a store. Commits are named by a number that the workload gives them (in their meta).
+struct Model {
+  std::map<uint64_t, std::vector<uint64_t>> commits;  // number -> contents of its pages, by content number
+  uint64_t head = 0;
+  std::map<std::string, uint64_t> tags;
+  std::map<std::string, std::string> values;
+  bool operator==(const Model&) const = default;
+  std::string text() const;
+};
+
+// Reads everything back, verifying every page. Throws what the engine throws.
+Model read_model(Catalog& catalog);
+
+struct Coverage {
+  uint64_t saves = 0, dedups = 0, aborts = 0, records = 0, tags = 0, rollbacks = 0, collections = 0, reopens = 0,
+           rolls = 0, freed = 0;
+  void add(const Coverage& other);
+};
+
+class Workload {
+ public:
+  Workload(std::shared_ptr<Storage> storage, uint64_t seed, Mutant mutant);
+  ~Workload();
+
+  // Called around every operation: `models().back()` is what it leads to.
+  std::function<void()> on_begin = [] {};
+  std::function<void(bool durable)> on_acknowledged = [](bool) {};
+
+  // Opens the store (the first operation) and makes `operations` more.
+  void run(unsigned operations);
+  const std::vector<Model>& models() const { return models_; }
+  const Coverage& coverage() const { return coverage_; }
+
+ private:
+  void step();
+  void save(bool abort);
+  void record(bool sync);
+  void tag();
+  void rollback();
+  void collect();
+  void reopen();
+  template <typename Body>
+  void operation(Model after, bool durable, Body body);
+  std::unique_ptr<Catalog> open();
+  uint64_t pick(uint64_t below) { return random_() % below; }
+  uint64_t txid_of(uint64_t number) const;
+
+  std::shared_ptr<Storage> storage_;
+  std::mt19937_64 random_;
+  const Mutant mutant_;
+  std::unique_ptr<Catalog> catalog_;
+  std::vector<Model> models_;
+  Coverage coverage_;
+  uint64_t next_number_ = 1;
+  uint64_t next_content_ = 1;
+  bool unsynced_ = false;
+};
+
+// Options that make every run of a workload write the same bytes, with journals that roll early.
+CatalogOptions workload_options(uint64_t seed, Mutant mutant);
+
+}  // namespace tierload
