@@ -1,0 +1,99 @@
+"""A crash-safe, verified, deduplicating checkpoint store for PyTorch.
+
+Names are imported when they are first used, so that ``tierload.rescue`` and ``tierload --help`` do not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tierload.api import Store, load, open, rollback, save
+    from tierload.errors import (
+        CommitNotFound,
+        CorruptPage,
+        CorruptStore,
+        KeyMismatch,
+        StoreBusy,
+        StoreFenced,
+        StoreIOError,
+        StoreNotFound,
+        StorePoisoned,
+        TierloadError,
+        UnsupportedFormat,
+        UnsupportedValue,
+    )
+    from tierload.settings import Settings
+    from tierload.state import RNG, File, Folder, register_type
+    from tierload.types import (
+        Change,
+        ChunkInfo,
+        Commit,
+        Damage,
+        Difference,
+        LoadReport,
+        RollbackPlan,
+        SaveReport,
+        VerifyReport,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RNG",
+    "Change",
+    "ChunkInfo",
+    "Commit",
+    "CommitNotFound",
+    "CorruptPage",
+    "CorruptStore",
+    "Damage",
+    "Difference",
+    "File",
+    "Folder",
+    "KeyMismatch",
+    "LoadReport",
+    "RollbackPlan",
+    "SaveReport",
+    "Settings",
+    "Store",
+    "StoreBusy",
+    "StoreFenced",
+    "StoreIOError",
+    "StoreNotFound",
+    "StorePoisoned",
+    "TierloadError",
+    "UnsupportedFormat",
+    "UnsupportedValue",
+    "VerifyReport",
+    "load",
+    "open",
+    "register_type",
+    "rollback",
+    "save",
+]
+
+# Which room a name lives in; the other ones are errors.
+_ROOMS = {
+    name: room
+    for room, names in {
+        "api": "Store load open rollback save",
+        "settings": "Settings",
+        "state": "RNG File Folder register_type",
+        "types": "Change ChunkInfo Commit Damage Difference LoadReport RollbackPlan SaveReport VerifyReport",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"tierload.{_ROOMS.get(name, 'errors')}"), name)
+    globals()[name] = value  # asked once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,162 @@
+"""What users call. One writer a process and store: it is opened at the first save and kept until the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from tierload.engine import Store
+from tierload.errors import StoreFenced, StoreIOError, StorePoisoned
+from tierload.settings import Settings
+from tierload.types import Commit, RollbackPlan, SaveReport
+
+__all__ = ["Store", "load", "open", "rollback", "save"]
+
+_writers: dict[str, Store] = {}
+_lock = threading.RLock()
+
+
+def save(
+    state: object,
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    metrics: Mapping[str, object] | None = None,
+    tags: Sequence[str] = (),
+    note: str = "",
+    settings: Settings | None = None,
+    allow_pickle: bool = False,
+) -> SaveReport:
+    """Saves ``state`` into the store at ``path`` (made when it is not there) and returns when it is durable.
+
+    ``state`` is what a training script holds: nested containers of tensors, modules, optimizers, numbers, texts, files.
+    Only pages that changed since the last commit are written. This process then holds the store until it ends.
+
+    Raises:
+        UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
+        StoreBusy: Another process writes to this store.
+        StoreIOError: The disk is full or failed; earlier commits are whole, and the next save starts anew.
+    """
+    store = _writer(path, settings)
+    try:
+        return store.save(state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle)
+    except (StoreIOError, StoreFenced, StorePoisoned):
+        _let_go(store)  # so that the next save opens the store anew, and recovers what is there
+        raise
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    commit: str | Commit | None = None,
+    tag: str | None = None,
+    into: object = None,
+    strict: bool = True,
+    cast: bool = False,
+    keys: str | Sequence[str] | None = None,
+    types: Sequence[type] = (),
+    allow_pickle: bool = False,
+) -> object:
+    """Loads the newest commit (or that of a ``step``, ``commit`` id or ``tag``) and verifies every byte of it.
+
+    Without ``into`` it returns the state; with it, modules, optimizers, tensors and dicts are filled in place and a
+    ``LoadReport`` is returned. See ``Store.load``.
+
+    Raises:
+        StoreNotFound, CommitNotFound, KeyMismatch, CorruptPage, CorruptStore: each says what, where and what to do.
+    """
+    with _lock:
+        store = _writers.get(_name(path))
+    reader = store or Store(path, mode="r")
+    try:
+        return reader.load(
+            step=step,
+            commit=commit,
+            tag=tag,
+            into=into,
+            strict=strict,
+            cast=cast,
+            keys=keys,
+            types=types,
+            allow_pickle=allow_pickle,
+        )
+    finally:
+        if store is None:
+            reader.close()
+
+
+def rollback(
+    path: str | os.PathLike[str],
+    to: int | str | Commit | None = None,
+    *,
+    lsn: int | None = None,
+    steps: int | None = None,
+    dry_run: bool = False,
+) -> RollbackPlan:
+    """Makes an earlier commit the newest again; see ``Store.rollback``. What came after stays and can be gone back to."""
+    if dry_run:
+        with Store(path, mode="r") as reader:
+            return reader.rollback(to, lsn=lsn, steps=steps, dry_run=True)
+    with Store(path, mode="r"):
+        pass  # a path without a store is an error here, not a new store
+    return _writer(path, None).rollback(to, lsn=lsn, steps=steps)
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    mode: Literal["r", "w"] = "r",
+    settings: Settings | None = None,
+    take_over: bool = False,
+) -> Store:
+    """Opens a store to look at it (``mode="r"``) or to hold it (``"w"``). In a process that holds the store already,
+    ``"w"`` gives that same object."""
+    if mode == "w" and not take_over:
+        return _writer(path, settings)
+    store = Store(path, mode=mode, settings=settings, take_over=take_over)
+    if mode == "w":
+        with _lock:
+            _writers[_name(path)] = store
+    return store
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    return os.path.realpath(path)
+
+
+def _writer(path: str | os.PathLike[str], settings: Settings | None) -> Store:
+    with _lock:
+        store = _writers.get(_name(path))
+        if store is None or store.closed:
+            store = Store(path, mode="w", settings=settings)
+            _writers[_name(path)] = store
+        elif settings is not None:
+            store.settings = settings
+        return store
+
+
+def _let_go(store: Store) -> None:
+    with _lock:
+        for name in [name for name, held in _writers.items() if held is store]:
+            del _writers[name]
+    store.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    with _lock:
+        for store in list(_writers.values()):
+            store.close()
+        _writers.clear()
+
+
+def _forget() -> None:
+    # A forked child has copies of the objects, but the locks are its parent's; the core lets go of them at the fork.
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

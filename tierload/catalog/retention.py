@@ -1,0 +1,43 @@
+"""Which commits may be dropped. Ordered by the journal alone: never by time stamps, names or steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tierload.catalog.line import Line
+from tierload.errors import InvalidRequest
+from tierload.types import Commit
+
+__all__ = ["choose_dropped"]
+
+
+def choose_dropped(
+    commits: Sequence[Commit], line: Line, *, keep: int, keep_every: int | None = None
+) -> tuple[Commit, ...]:
+    """The commits that a retention of ``keep`` drops, oldest first.
+
+    Kept are: the newest ``keep`` positions of the head's line, those whose step is a multiple of ``keep_every``, every
+    tagged commit, and rollbacks that still tell the line from a kept commit which they left behind. Commits that a
+    rollback superseded are dropped unless they are tagged.
+
+    Raises:
+        InvalidRequest: ``keep`` or ``keep_every`` is less than 1, which would leave nothing.
+    """
+    if keep < 1:
+        raise InvalidRequest(f"keep is {keep}; at least 1 commit is always kept, so use 1 or more")
+    if keep_every is not None and keep_every < 1:
+        raise InvalidRequest(f"keep_every is {keep_every}; use a number of steps from 1 up")
+    kept = set(line.positions[:keep])
+    for commit in commits:
+        marked = keep_every is not None and commit.txid in line and (commit.step or 0) % keep_every == 0
+        if commit.head or commit.tags or (marked and commit.step is not None):
+            kept.add(commit.txid)
+    # In journal order, so that a rollback that stays is seen before those that might have left it behind.
+    by_id = {commit.id: commit.txid for commit in commits}
+    for commit in sorted(commits, key=lambda c: c.txid):
+        if commit.source is not None and commit.txid not in kept:
+            source = by_id.get(commit.source, 0)
+            if any(source < txid < commit.txid for txid in kept):
+                kept.add(commit.txid)
+    return tuple(sorted((c for c in commits if c.txid not in kept), key=lambda c: c.txid))
+

@@ -1,0 +1,121 @@
+"""The commits of an open native store as values, and the names by which people ask for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tierload import _native
+from tierload.catalog.line import Line
+from tierload.errors import CommitNotFound, InvalidRequest
+from tierload.types import Commit
+
+__all__ = ["CatalogView"]
+
+_SHOWN = 5  # commits that an error lists
+
+
+class CatalogView:
+    """The commits of a store, as they are now. ``decode`` turns the JSON of a metric into its value."""
+
+    def __init__(self, native: _native.Store, decode: Callable[[object], object]) -> None:
+        records = native.commits()
+        self.line = Line(records, native.head)
+        ids = {record.txid: record.id for record in records}
+        tags: dict[int, list[str]] = {}
+        for name, txid in native.tags.items():
+            tags.setdefault(txid, []).append(name.decode("utf-8", "surrogatepass"))
+        self.by_txid: dict[int, Commit] = {}
+        for record in records:
+            meta = json.loads(record.meta or b"{}")
+            metrics = decode(meta["metrics"]) if "metrics" in meta else {}
+            self.by_txid[record.txid] = Commit(
+                id=record.id,
+                txid=record.txid,
+                lsn=record.lsn,
+                step=record.step,
+                parent=ids.get(record.parent),
+                source=ids.get(record.source),
+                time=record.time / 1e9,
+                raw_bytes=record.raw_bytes,
+                written_bytes=record.written_bytes,
+                superseded=record.txid not in self.line,
+                head=record.txid == native.head,
+                tags=tuple(sorted(tags.get(record.txid, ()))),
+                metrics=metrics if isinstance(metrics, dict) else {},
+                note=meta.get("note", ""),
+            )
+        self.tags = {tag: txid for txid, names in tags.items() for tag in names}
+
+    @property
+    def commits(self) -> list[Commit]:
+        """All commits, newest first."""
+        return [self.by_txid[txid] for txid in sorted(self.by_txid, reverse=True)]
+
+    @property
+    def head(self) -> Commit | None:
+        return self.by_txid[self.line.txids[0]] if self.line.txids else None
+
+    def back(self, steps: int) -> Commit:
+        """The commit ``steps`` positions behind the head on its line.
+
+        Raises:
+            CommitNotFound: The line is shorter.
+            InvalidRequest: ``steps`` is less than 1.
+        """
+        if steps < 1:
+            raise InvalidRequest(f"steps is {steps}; use the number of commits to go back, from 1 up")
+        if steps >= len(self.line.positions):
+            raise CommitNotFound(
+                f"the head's line has {len(self.line.positions)} commits, so it cannot go back {steps}; "
+                f"the oldest is {self._describe(self.line.positions[-1:])}"
+            )
+        return self.by_txid[self.line.positions[steps]]
+
+    def find(
+        self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None
+    ) -> Commit:
+        """The commit with this step (newest on the head's line), id (or the beginning of one) or tag; else the head.
+
+        Raises:
+            CommitNotFound: There is none; the message names what there is.
+            InvalidRequest: More than one of the three is given.
+        """
+        if sum(value is not None for value in (step, commit, tag)) > 1:
+            raise InvalidRequest("give one of step, commit and tag, not several")
+        if tag is not None:
+            if tag not in self.tags:
+                raise CommitNotFound(f"no tag {tag!r}; there are: {', '.join(sorted(self.tags)) or 'none'}")
+            return self.by_txid[self.tags[tag]]
+        if isinstance(commit, Commit):
+            commit = commit.id
+        if commit is not None:
+            return self._by_id(commit)
+        if step is not None:
+            return self._by_step(step)
+        if self.head is None:
+            raise CommitNotFound("the store has no commit yet: nothing has been saved")
+        return self.head
+
+    def _by_id(self, text: str) -> Commit:
+        found = [c for c in self.commits if c.id.startswith(text.lower())] if text else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise CommitNotFound(f"{text!r} is the beginning of {len(found)} ids; give more digits")
+        raise CommitNotFound(f"no commit {text!r}; the newest are {self._describe(sorted(self.by_txid)[::-1])}")
+
+    def _by_step(self, step: int) -> Commit:
+        for txid in self.line.txids:
+            if self.by_txid[txid].step == step:
+                return self.by_txid[txid]
+        left_behind = [c for c in self.commits if c.superseded and c.step == step]
+        if left_behind:
+            raise CommitNotFound(
+                f"step {step} was left behind by a rollback; it can still be had as commit {left_behind[0].id[:12]}"
+            )
+        raise CommitNotFound(f"no commit with step {step}; the newest are {self._describe(self.line.txids)}")
+
+    def _describe(self, txids: list[int]) -> str:
+        shown = [self.by_txid[txid] for txid in txids[:_SHOWN]]
+        return ", ".join(f"{c.id[:12]} (step {c.step})" for c in shown) or "none"

@@ -1,0 +1,97 @@
+"""A save: flatten → plan pages → digest, compare, encode and write → commit."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from tierload import _native
+from tierload.errors import StoreIOError
+from tierload.layout import plan_pages
+from tierload.settings import Settings
+from tierload.types import FlatState
+
+__all__ = ["Saved", "save_state"]
+
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Saved:
+    """A finished save: its commit record, and what it did."""
+
+    def __init__(self, record: _native.CommitRecord, save: _native.Save, seconds: float) -> None:
+        self.record = record
+        self.seconds = seconds
+        self.pages = save.pages
+        self.written_pages = save.written_pages
+
+
+def save_state(
+    native: _native.Store,
+    flat: FlatState,
+    settings: Settings,
+    *,
+    threads: int,
+    parent: int,
+    step: int | None,
+    meta: bytes,
+    tags: Sequence[str],
+) -> Saved:
+    """Writes a flat state and commits it. Pages that commit ``parent`` has are referenced (0: all are written).
+
+    Raises:
+        StoreIOError: The disk is full (nothing has changed, earlier commits are whole) or failed (the writer is
+            poisoned).
+    """
+    start = time.perf_counter()
+    plan = plan_pages(flat.chunks, settings.page_bytes, settings.pack_below_bytes)
+    chunks = plan.chunks
+    chunks["key_hash"] = [_native.key_hash(c.key.encode("utf-8", "surrogatepass")) for c in flat.chunks]
+    manifest = native.manifest(parent) if parent else None
+    save = native.begin()
+    try:
+        save.write(
+            pointers=plan.pointers,
+            lengths=plan.lengths,
+            parts_of_page=plan.parts_of_page,
+            item_sizes=plan.item_sizes,
+            floating=plan.floating,
+            packed=plan.packed,
+            parent=manifest,
+            compression=settings.compression,
+            threads=threads,
+            segment_bytes=settings.max_segment_size_mb << 20,
+            progress=None,
+        )
+        record = save.commit(
+            step=step,
+            meta=meta,
+            page_bytes=settings.page_bytes,
+            chunks=chunks.view(np.uint8),
+            dims=plan.dims.view(np.uint8),
+            keys=plan.keys,
+            state=flat.document,
+            tags=[tag.encode("utf-8", "surrogatepass") for tag in tags],
+        )
+    except StoreIOError as error:
+        save.abort()
+        if error.errno in _OUT_OF_SPACE:
+            raise _out_of_space(error, native, sum(c.nbytes for c in flat.chunks)) from error
+        raise
+    finally:
+        save.abort()
+    return Saved(record, save, time.perf_counter() - start)
+
+
+def _out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> StoreIOError:
+    free = native.free_bytes
+    return StoreIOError(
+        error.errno,
+        f"{error.strerror}: the save was given up and removed; earlier commits are whole. The state has {needed:,} bytes "
+        f"(what changed of it, compressed, has to fit) and {free:,} are free now. Free space, or drop old commits with "
+        f"`tierload gc --keep N`",
+        error.filename,
+    )

@@ -1,0 +1,421 @@
+"""An open store: the object behind every function of the interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+from tierload import _native
+from tierload.catalog import CatalogView, choose_dropped
+from tierload.engine import checking, saving, values
+from tierload.engine.loading import fill, table_of
+from tierload.errors import CommitNotFound, InvalidRequest, StoreIOError, StoreNotFound
+from tierload.settings import Settings
+from tierload.state import flatten, plan_bind, plan_load
+from tierload.types import (
+    Change,
+    ChunkInfo,
+    CollectReport,
+    Commit,
+    Difference,
+    RollbackPlan,
+    SaveReport,
+    VerifyReport,
+)
+
+__all__ = ["Store"]
+
+Which = int | str | Commit
+
+
+class Store:
+    """A store, open for reading (``mode="r"``) or for writing (``"w"``, which creates it and holds it until ``close``).
+
+    A reader sees the commits that were durable when it was opened, and never blocks a writer. All methods may be called
+    from any thread; they run one at a time. ``warnings`` are faults that cost nothing, such as a damaged mirror.
+
+    Raises:
+        StoreNotFound: ``mode="r"`` and there is no store at ``path``.
+        StoreBusy: ``mode="w"`` and another process holds it; the message names it. ``take_over=True`` fences that one
+            off: for a holder that is frozen, on this machine or another.
+        CorruptStore: Metadata is damaged beyond its mirrors; a reader still opens at the newest whole state.
+        UnsupportedFormat: A newer release wrote it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Literal["r", "w"] = "r",
+        settings: Settings | None = None,
+        take_over: bool = False,
+        _faults: _native.Faults | None = None,
+    ) -> None:
+        if mode not in ("r", "w"):
+            raise InvalidRequest(f'mode is {mode!r}; use "r" to read or "w" to write')
+        self.path = os.fspath(path)
+        self.settings = settings or Settings()
+        self._lock = threading.RLock()
+        self._cached: tuple[int, CatalogView] | None = None
+        holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "command": os.path.basename(sys.argv[0]) if sys.argv else "",
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        }
+        try:
+            self._native = _native.Store(
+                path=self.path,
+                writable=mode == "w",
+                holder=json.dumps(holder),
+                take_over=take_over,
+                faults=_faults,
+                journal_roll_bytes=0,
+            )
+        except StoreIOError as error:
+            if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
+                raise StoreNotFound(f"{self.path} holds no tierload store; tierload.save(state, path) makes one") from None
+            raise
+        self.warnings = tuple(self._native.warnings)
+        self.damage = self._native.damage
+        self._threads = self.settings.threads or len(os.sched_getaffinity(0))
+
+    # What there is
+
+    def _view(self) -> CatalogView:
+        lsn = self._native.last_lsn
+        if self._cached is None or self._cached[0] != lsn:
+            self._cached = (lsn, CatalogView(self._native, values.decode_value))
+        return self._cached[1]
+
+    def commits(self) -> list[Commit]:
+        """All commits, newest first; those that a rollback left behind are ``superseded``."""
+        with self._lock:
+            return self._view().commits
+
+    def head(self) -> Commit | None:
+        """The newest commit: what ``load`` gives by default."""
+        with self._lock:
+            return self._view().head
+
+    def find(
+        self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None
+    ) -> Commit:
+        """One commit, by step on the head's line, by (the beginning of) its id, or by tag; the head without any.
+
+        Raises:
+            CommitNotFound: There is none; the message lists what there is.
+        """
+        with self._lock:
+            return self._view().find(step=step, commit=commit, tag=tag)
+
+    def _newest_whole(self) -> Commit:
+        """The head, or when its metadata is damaged, the newest commit of its line that is whole, with a warning."""
+        view = self._view()
+        head = view.find()
+        if self._native.head_damage:
+            problems = {txid: self._native.check_commit(txid) for txid in view.line.positions}
+            whole = next((view.by_txid[txid] for txid, problem in problems.items() if not problem), head)
+            if whole != head:
+                skipped = "; ".join(
+                    f"{view.by_txid[txid].id[:12]} (step {view.by_txid[txid].step}): {problem}"
+                    for txid, problem in problems.items()
+                    if problem and txid > whole.txid
+                )
+                warnings.warn(
+                    f"{self.path}: loading commit {whole.id[:12]} (step {whole.step}), since newer ones are damaged: "
+                    f"{skipped}. `tierload rollback` makes it the head",
+                    stacklevel=3,
+                )
+                return whole
+        return head
+
+    def _find(self, which: Which) -> Commit:
+        """A step (int), or a tag or commit id (text)."""
+        view = self._view()
+        if isinstance(which, Commit):
+            return view.find(commit=which)
+        if isinstance(which, str):
+            return view.find(tag=which) if which in view.tags else view.find(commit=which)
+        return view.find(step=which)
+
+    def tags(self) -> dict[str, Commit]:
+        """Every tag and its commit."""
+        with self._lock:
+            view = self._view()
+            return {name: view.by_txid[txid] for name, txid in sorted(view.tags.items())}
+
+    def keys(self, commit: Which | None = None) -> list[ChunkInfo]:
+        """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            return table_of(self._native.manifest(found.txid)).infos()
+
+    # Saving and loading
+
+    def save(
+        self,
+        state: object,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, object] | None = None,
+        tags: Sequence[str] = (),
+        note: str = "",
+        allow_pickle: bool = False,
+    ) -> SaveReport:
+        """Saves a state and returns when it would survive a power cut. Pages equal to the head's are not written again.
+
+        Raises:
+            UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
+            StoreIOError: The disk is full or failed; earlier commits are whole.
+        """
+        start = time.perf_counter()
+        meta = values.encode_meta(dict(metrics or {}), note)
+        flat = flatten(state, allow_pickle=allow_pickle)
+        with self._lock:
+            view = self._view()
+            every = self.settings.full_every
+            fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
+            saved = saving.save_state(
+                self._native,
+                flat,
+                self.settings,
+                threads=self._threads,
+                parent=0 if fresh or view.head is None or self._native.check_commit(view.head.txid) else view.head.txid,
+                step=step,
+                meta=meta,
+                tags=tags,
+            )
+            commit = self._view().find(commit=saved.record.id)
+        return SaveReport(
+            commit=commit,
+            seconds=time.perf_counter() - start,
+            raw_bytes=commit.raw_bytes,
+            written_bytes=commit.written_bytes,
+            pages=saved.pages,
+            written_pages=saved.written_pages,
+            path=self.path,
+            notes=flat.notes,
+        )
+
+    def load(
+        self,
+        *,
+        step: int | None = None,
+        commit: str | Commit | None = None,
+        tag: str | None = None,
+        into: object = None,
+        strict: bool = True,
+        cast: bool = False,
+        keys: str | Sequence[str] | None = None,
+        types: Sequence[type] = (),
+        allow_pickle: bool = False,
+    ) -> object:
+        """Loads a commit (the head) and verifies every byte of it: returns the state, or fills ``into`` in place and
+        returns a ``LoadReport``.
+
+        ``keys`` are patterns (``*``, ``?``); only pages that hold matching keys are read. ``cast`` allows conversion
+        between floating dtypes. ``types`` are the dataclasses, named tuples and enums that may be rebuilt.
+
+        Raises:
+            KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
+            CorruptPage: A page is damaged; the error says where, and which keys of ``into`` had been overwritten.
+        """
+        patterns = [keys] if isinstance(keys, str) else keys
+        with self._lock:
+            if step is None and commit is None and tag is None:
+                found = self._newest_whole()
+            else:
+                found = self._view().find(step=step, commit=commit, tag=tag)
+            manifest = self._native.manifest(found.txid)
+        table = table_of(manifest)
+        document, infos = manifest.state.tobytes(), table.infos()
+        if into is None:
+            plan = plan_load(document, infos, keys=patterns, types=types, allow_pickle=allow_pickle)
+        else:
+            plan = plan_bind(
+                document,
+                infos,
+                into,
+                strict=strict,
+                cast=cast,
+                keys=patterns,
+                types=types,
+                allow_pickle=allow_pickle,
+            )
+        fill(manifest, table, plan, found, self._threads)
+        return plan.finish()
+
+    # Going back
+
+    def rollback(
+        self,
+        to: Which | None = None,
+        *,
+        lsn: int | None = None,
+        steps: int | None = None,
+        dry_run: bool = False,
+    ) -> RollbackPlan:
+        """Makes an earlier state the head again: ``to`` a step, tag or commit id, to an ``lsn``, or ``steps`` commits
+        back. It is itself a commit, so it can be undone; no data is copied or lost. Recorded values go back with it.
+
+        Raises:
+            CommitNotFound: There is no such commit.
+            CorruptStore: The target's metadata is damaged; nothing was changed.
+        """
+        if sum(value is not None for value in (to, lsn, steps)) != 1:
+            raise InvalidRequest("say where to roll back to: one of to=, lsn= and steps=")
+        with self._lock:
+            view = self._view()
+            head = view.find()
+            if lsn is None:
+                target = view.back(steps) if steps is not None else self._find(to)  # type: ignore[arg-type]
+                lsn = target.lsn
+            else:
+                txid = self._native.state_at(lsn)[0]
+                if txid not in view.by_txid:
+                    raise CommitNotFound(f"at LSN {lsn} there was no commit, or it has been collected since")
+                target = view.by_txid[txid]
+            then = dict(self._native.state_at(lsn)[1])
+            now = dict(self._native.values)
+            changed = sorted(k.decode("utf-8", "surrogatepass") for k in then.keys() | now.keys() if then.get(k) != now.get(k))
+            line = set(view.line.txids)
+            left = [c for c in view.commits if c.txid in line and c.txid > target.txid] if target.txid in line else [
+                view.by_txid[txid] for txid in view.line.txids
+            ]
+            difference = checking.compare(self._native, head, target)
+            commit = None
+            if not dry_run:
+                meta = values.encode_meta(dict(target.metrics), target.note)
+                record = self._native.rollback(lsn, meta)
+                commit = self._view().by_txid[record.txid]
+        return RollbackPlan(head, target, tuple(left), tuple(changed), difference, commit)
+
+    # Small things between commits
+
+    def tag(self, name: str, commit: Which | None = None, *, remove: bool = False) -> None:
+        """Names a commit (the head), moves the name, or removes it. A tagged commit is never collected."""
+        with self._lock:
+            if remove:
+                if name not in self._view().tags:
+                    raise CommitNotFound(f"no tag {name!r}; there are: {', '.join(sorted(self._view().tags)) or 'none'}")
+                txid = 0
+            else:
+                txid = (self._view().find() if commit is None else self._find(commit)).txid
+            self._native.tag(name.encode("utf-8", "surrogatepass"), txid)
+
+    def record(self, key: str, value: object, step: int | None = None, *, sync: bool = True) -> int:
+        """Logs a small value between commits and returns its LSN; durable when it returns. With ``sync=False`` it becomes
+        durable with the next commit or synced record. A rollback brings back the value of its time."""
+        document = values.encode_recorded(key, value, step)
+        with self._lock:
+            return self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
+
+    def recorded(self) -> dict[str, object]:
+        """The current value of every recorded key."""
+        with self._lock:
+            found = self._native.values
+        return {k.decode("utf-8", "surrogatepass"): values.decode_recorded(v)[0] for k, v in found.items()}
+
+    def history(self) -> Iterator[Change]:
+        """Every record of the journal that is kept, newest first."""
+        with self._lock:
+            records = self._native.history(0)
+            steps = {c.id: c.step for c in self._view().commits}
+        for lsn, kind, nanoseconds, key, before, after, _ in records:
+            step = None
+            if kind == "change":
+                before, _ = values.decode_recorded(before) if before is not None else (None, None)
+                after, step = values.decode_recorded(after) if after is not None else (None, None)
+            commit = after if kind in ("commit", "rollback") else None
+            yield Change(
+                lsn=lsn,
+                kind=kind,
+                time=nanoseconds / 1e9,
+                key=key.decode("utf-8", "surrogatepass"),
+                before=before,
+                after=after,
+                step=steps.get(commit, step) if commit else step,
+                commit=commit,
+            )
+
+    # Looking after it
+
+    def diff(self, a: Which, b: Which) -> Difference:
+        """What changed from commit ``a`` to ``b``, by digests alone."""
+        with self._lock:
+            return checking.compare(self._native, self._find(a), self._find(b))
+
+    def verify(
+        self,
+        *,
+        full: bool = False,
+        commit: Which | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> VerifyReport:
+        """Checks the journal, every manifest (both copies) and segment, and every byte of the head's pages; of another
+        ``commit``'s instead, or with ``full`` of all commits'. Finds everything that is wrong; repairs nothing.
+        ``progress`` is called with numbers of bytes as they are read."""
+        with self._lock:
+            which = None if commit is None else self._find(commit)
+            return checking.verify(
+                self._native, self._view(), full=full, commit=which, threads=self._threads, progress=progress
+            )
+
+    def collect(
+        self, *, keep: int | None = None, keep_every: int | None = None, dry_run: bool = False
+    ) -> CollectReport:
+        """Drops old commits and frees what nothing references. ``keep``: the newest so many of the head's line;
+        ``keep_every``: also those whose step is a multiple. The head, tagged commits, and commits that a reader is using
+        stay. Without ``keep`` nothing is dropped; only remains of interrupted saves are removed.
+
+        Raises:
+            InvalidRequest: ``keep`` is less than 1.
+            CorruptStore: A kept commit's metadata is damaged: nothing is freed while that is so.
+        """
+        with self._lock:
+            view = self._view()
+            dropped: tuple[Commit, ...] = ()
+            if keep is not None:
+                dropped = choose_dropped(view.commits, view.line, keep=keep, keep_every=keep_every)
+            elif keep_every is not None:
+                raise InvalidRequest("keep_every needs keep: how many of the newest commits to keep besides")
+            if dry_run:
+                return CollectReport(dropped=dropped)
+            result = self._native.collect([c.txid for c in dropped])
+        return CollectReport(dropped, result.removed_files, result.freed_bytes, result.pinned)
+
+    # Ending
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    _closed = False
+
+    def close(self) -> None:
+        """Lets go of the store; closing twice is fine. Records that were not synced are made durable."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
+

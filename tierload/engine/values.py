@@ -1,0 +1,46 @@
+"""Small typed values on their way to and from bytes: metrics, recorded values, notes."""
+
+from __future__ import annotations
+
+import json
+
+from tierload.errors import InvalidRequest
+from tierload.state import flatten, plan_load
+
+__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded"]
+
+
+def encode_recorded(key: str, value: object, step: int | None) -> bytes:
+    """The bytes of a recorded value: docs/FORMAT.md section 5.3.
+
+    Raises:
+        InvalidRequest: The value holds tensors or arrays.
+        UnsupportedValue: It cannot be stored.
+    """
+    flat = flatten({"value": value, "step": step})
+    if flat.chunks:
+        raise InvalidRequest(f"record({key!r}) is for small values; {flat.chunks[0].key!r} is a tensor: save it instead")
+    return flat.document
+
+
+def decode_recorded(document: bytes) -> tuple[object, int | None]:
+    """The value and the step of a recorded value."""
+    both = plan_load(document, ()).finish()
+    assert isinstance(both, dict)
+    return both["value"], both["step"]
+
+
+def encode_meta(metrics: dict[str, object], note: str) -> bytes:
+    """A commit's meta: docs/FORMAT.md section 5.2."""
+    flat = flatten(metrics)
+    if flat.chunks:
+        raise InvalidRequest(f"metrics are numbers and texts; {flat.chunks[0].key!r} is a tensor: use .item()")
+    meta: dict[str, object] = {"metrics": json.loads(flat.document)["root"]}
+    if note:
+        meta["note"] = note
+    return json.dumps(meta, separators=(",", ":")).encode("ascii")
+
+
+def decode_value(node: object) -> object:
+    """The value that a node of a state document stands for."""
+    return plan_load(json.dumps({"version": 1, "root": node}).encode("ascii"), ()).finish()

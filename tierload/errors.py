@@ -1,0 +1,120 @@
+"""Every error that tierload raises on purpose: one tree, each class also a builtin kind.
+
+Messages say what was found, where (store, commit, key, page, file and offset), and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "CommitNotFound",
+    "CorruptPage",
+    "CorruptStore",
+    "InvalidRequest",
+    "KeyMismatch",
+    "StoreBusy",
+    "StoreFenced",
+    "StoreIOError",
+    "StoreNotFound",
+    "StorePoisoned",
+    "TierloadError",
+    "UnsupportedFormat",
+    "UnsupportedValue",
+]
+
+
+class TierloadError(Exception):
+    """Base of every error that tierload raises on purpose."""
+
+
+class StoreNotFound(TierloadError, FileNotFoundError):
+    """The path holds no store."""
+
+
+class CommitNotFound(TierloadError, LookupError):
+    """No commit of the store matches the step, tag, id or LSN that was asked for."""
+
+
+class InvalidRequest(TierloadError, ValueError):
+    """What was asked for makes no sense for this store; the message says why."""
+
+
+class StoreBusy(TierloadError, BlockingIOError):
+    """Another process writes to this store; the message names it."""
+
+
+class StoreFenced(TierloadError, RuntimeError):
+    """Another writer took the store over; what this one did since does not count."""
+
+
+class StorePoisoned(TierloadError, RuntimeError):
+    """An earlier write or sync failed; this writer acknowledges nothing more. Open the store anew."""
+
+
+class StoreIOError(TierloadError, OSError):
+    """The operating system refused an operation. ``errno`` and ``filename`` are set."""
+
+
+class CorruptStore(TierloadError, OSError):
+    """Metadata on disk is not what was written; the store opens for reading only."""
+
+
+class CorruptPage(CorruptStore):
+    """A page of data is not what was written.
+
+    ``commit``, ``key``, ``page``, ``path`` and ``offset`` say where; ``overwritten`` lists the keys of the target of
+    ``load(into=...)`` that had already been filled, in whole or in part, when the page was found.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        commit: str = "",
+        key: str = "",
+        page: int = -1,
+        path: str = "",
+        offset: int = -1,
+        overwritten: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.commit = commit
+        self.key = key
+        self.page = page
+        self.path = path
+        self.offset = offset
+        self.overwritten = tuple(overwritten)
+
+
+class UnsupportedFormat(TierloadError, ValueError):
+    """The store was written by a newer release; the message names the release that reads it."""
+
+
+class UnsupportedValue(TierloadError, TypeError):
+    """A value in the state cannot be stored; the message names its path inside the state and its type."""
+
+
+class KeyMismatch(TierloadError, KeyError):
+    """The store and the target of a load differ; every difference is listed and nothing was changed.
+
+    ``missing`` (in the target, not in the store), ``unexpected`` (the reverse), ``shapes`` and ``dtypes`` hold keys.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        shapes: Sequence[str] = (),
+        dtypes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.shapes = tuple(shapes)
+        self.dtypes = tuple(dtypes)
+
+    def __str__(self) -> str:  # KeyError would show the repr of its argument
+        return str(self.args[0])

@@ -1,0 +1,6 @@
+"""Pages of chunks: pure geometry. How chunks are cut into pages and packed, and where a chunk's bytes lie in them."""
+
+from tierload.layout.pages import PagePlan, plan_pages
+from tierload.layout.tables import ManifestTable, ReadPlan
+
+__all__ = ["ManifestTable", "PagePlan", "ReadPlan", "plan_pages"]

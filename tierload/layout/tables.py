@@ -1,0 +1,104 @@
+"""A manifest's tables for the other direction: which chunks there are, and which parts of which pages hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW
+from tierload.types import ChunkInfo, Destination
+
+__all__ = ["ManifestTable", "ReadPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Parts of pages to be read, sorted by page; part ``i`` belongs to destination ``owners[i]``."""
+
+    pages: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.uint32]
+    pointers: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+    owners: npt.NDArray[np.uint32]
+
+
+class ManifestTable:
+    """Typed views of the byte sections of an open manifest (``_native.Manifest``)."""
+
+    def __init__(
+        self,
+        pages: npt.NDArray[np.uint8],
+        chunks: npt.NDArray[np.uint8],
+        dims: npt.NDArray[np.uint8],
+        keys: npt.NDArray[np.uint8],
+    ) -> None:
+        self.pages = pages.view(PAGE_ROW)
+        self.chunks = chunks.view(CHUNK_ROW)
+        self._dims = dims.view(np.int64)
+        self._keys = keys.tobytes()
+
+    def key(self, number: int) -> str:
+        row = self.chunks[number]
+        start = int(row["key_offset"])
+        return self._keys[start : start + int(row["key_length"])].decode("utf-8", "surrogatepass")
+
+    def infos(self) -> list[ChunkInfo]:
+        """Every chunk, in row order."""
+        dims = self._dims.tolist()
+        out = []
+        columns = ("key_offset", "key_length", "dtype", "ndim", "dims", "bytes")
+        for number, (offset, length, dtype, ndim, at, nbytes) in enumerate(
+            zip(*(self.chunks[name].tolist() for name in columns), strict=True)
+        ):
+            key = self._keys[offset : offset + length].decode("utf-8", "surrogatepass")
+            shape, offsets, sizes = (tuple(dims[at + i * ndim : at + (i + 1) * ndim]) for i in range(3))
+            out.append(ChunkInfo(number, key, dtype, shape, offsets, sizes, nbytes))
+        return out
+
+    def page_owner(self, page: int) -> list[int]:
+        """Numbers of the chunks that lie in a page."""
+        first = self.chunks["first_page"].astype(np.int64)
+        inside = (first <= page) & (page < first + self.chunks["pages"])
+        return [int(number) for number in np.flatnonzero(inside)]
+
+    def raw_digests(self, number: int) -> tuple[bytes, int]:
+        """What identifies a chunk's bytes: the digests of its pages, and its offset in the first one."""
+        row = self.chunks[number]
+        first, count = int(row["first_page"]), int(row["pages"])
+        return self.pages["raw_digest"][first : first + count].tobytes(), int(row["page_offset"])
+
+    def plan_reads(self, destinations: Sequence[Destination]) -> ReadPlan:
+        """Which parts of which pages fill the destinations."""
+        pages: list[int] = []
+        offsets: list[int] = []
+        pointers: list[int] = []
+        lengths: list[int] = []
+        owners: list[int] = []
+        raw_lengths = self.pages["raw_length"].tolist()
+        columns = ("first_page", "pages", "page_offset", "flags")
+        table = list(zip(*(self.chunks[name].tolist() for name in columns), strict=True))
+        for owner, destination in enumerate(destinations):
+            first, count, page_offset, flags = table[destination.chunk]
+            if flags & CHUNK_PACKED:
+                spans = [(first, page_offset, destination.nbytes)] if count else []
+            else:
+                spans = [(page, 0, raw_lengths[page]) for page in range(first, first + count)]
+            at = destination.pointer
+            for page, offset, length in spans:
+                pages.append(page)
+                offsets.append(offset)
+                pointers.append(at)
+                lengths.append(length)
+                owners.append(owner)
+                at += length
+        order = np.argsort(np.array(pages, np.uint32), kind="stable")
+        return ReadPlan(
+            pages=np.array(pages, np.uint32)[order],
+            offsets=np.array(offsets, np.uint32)[order],
+            pointers=np.array(pointers, np.uint64)[order],
+            lengths=np.array(lengths, np.uint64)[order],
+            owners=np.array(owners, np.uint32)[order],
+        )

@@ -1,0 +1,40 @@
+"""How a store is written and read. One frozen value, passed down; nothing is read from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Settings"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of one open store.
+
+    ``compression``: ``"fast"`` (default; byte planes with LZ4 and zstd tuned to be nearly Huffman only), ``"small"``,
+    or ``"off"``. ``page_bytes``: raw bytes of a page, a power of two from 4 KiB to 16 MiB. ``pack_below_bytes``: chunks
+    smaller than this share packed pages. ``max_segment_size_mb``: a segment file ends at this size. ``threads``:
+    workers that hash and encode, 0 for one per processor that this process may use. ``full_every``: every that many
+    commits all pages are written afresh, so that one rotten page is not in every commit (0: never).
+    """
+
+    compression: Literal["off", "fast", "small"] = "fast"
+    page_bytes: int = _MIB
+    pack_below_bytes: int = 32 * 1024
+    max_segment_size_mb: int = 128
+    threads: int = 0
+    full_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("off", "fast", "small"):
+            raise ValueError(f'compression is {self.compression!r}; use "off", "fast" or "small"')
+        size = self.page_bytes
+        if size & (size - 1) or not 4096 <= size <= 16 * _MIB:
+            raise ValueError(f"page_bytes is {size}; use a power of two from 4096 to {16 * _MIB}")
+        if not 0 <= self.pack_below_bytes <= size:
+            raise ValueError(f"pack_below_bytes is {self.pack_below_bytes}; use 0 to page_bytes ({size})")
+        if self.max_segment_size_mb < 1 or self.threads < 0 or self.full_every < 0:
+            raise ValueError("max_segment_size_mb must be at least 1; threads and full_every at least 0")

@@ -1,0 +1,288 @@
+"""Loading into a target: the stored document and the live objects, walked side by side before anything is changed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tierload.errors import CorruptStore
+from tierload.state import container_binding, files, leaf_binding, module_binding, optimizer_binding, rng
+from tierload.state.decoders import members, optimizer_node
+from tierload.state.dtypes import BY_DTYPE
+from tierload.state.fills import Fill, Fills, expanded_alike, untie
+from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
+from tierload.state.modules import is_stateful
+from tierload.state.names import ParameterNames
+from tierload.state.nodes import tag_of
+from tierload.state.pause import paused_collection
+from tierload.state.plan import LoadPlan, refuse_unused
+from tierload.state.problems import Problems
+from tierload.state.reader import Reader
+from tierload.state.targets import Put, is_filled, is_sequence
+from tierload.state.tensors import is_plain_tensor, refusal
+from tierload.state.views import TensorView
+from tierload.types import ChunkInfo, LoadReport
+
+__all__ = ["Binder", "plan_bind"]
+
+
+def plan_bind(
+    document: bytes,
+    chunks: Sequence[ChunkInfo],
+    into: object,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    keys: Sequence[str] | None = None,
+    types: Sequence[type] = (),
+    allow_pickle: bool = False,
+) -> LoadPlan:
+    """Plan to load a state into ``into``: a module, an optimizer, or a container of such objects, tensors and values.
+
+    Tensors are filled in place, plain values are replaced in their dict or list; an empty dict or list and None take
+    whatever is stored there. With ``strict=False`` what matches is loaded, and the report that ``finish`` gives says
+    what did not. ``cast`` allows conversion between float16, bfloat16, float32 and float64.
+
+    Raises:
+        KeyMismatch: Store and target differ and ``strict`` is true; all differences are listed, nothing has changed.
+        CorruptStore: The document contradicts itself or the chunks.
+        UnsupportedValue: A pickle without ``allow_pickle``, or a tensor in the target that cannot be filled.
+    """
+    wanted = None if keys is None else KeyFilter(keys)
+    with paused_collection():
+        reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
+        binder = Binder(reader, into, strict=strict, cast=cast)
+        binder.walk()
+        plan = binder.plan()
+    refuse_unused(wanted)
+    return plan
+
+
+_KINDS = {"": "a plain value", "t": "a tensor", "list": "a list", "tuple": "a tuple", "object": "an object"} | (
+    dict.fromkeys(container_binding.MAPPINGS, "a dict")
+)
+"""Tags in words."""
+
+
+class Binder:
+    """One load into a target. ``walk`` only looks; the plan's ``finish`` acts, in the order that is written there."""
+
+    def __init__(self, reader: Reader, into: object, *, strict: bool, cast: bool) -> None:
+        self.reader = reader
+        self.strict = strict
+        self.problems = Problems()
+        self.loaded: list[Path] = []
+        self.materials: list[Fill] = []  # tensors on meta, which are given memory
+        self.actions: list[Callable[[], None]] = []
+        self.last: list[Callable[[], None]] = []  # random generators, which the actions may use
+        self._into = into
+        self._cast = cast
+        self._fills: list[Fill] = []
+        self._converted: list[str] = []
+        self._seen: set[tuple[int, int]] = set()
+        self._queue: collections.deque[tuple[Any, object, Path, Put | None]] = collections.deque()
+        self._names: ParameterNames | None = None
+
+    @property
+    def names(self) -> ParameterNames:
+        """What the parameters in the target are called."""
+        if self._names is None:
+            self._names = ParameterNames(self._into)
+        return self._names
+
+    def walk(self) -> None:
+        """Compare the whole target with the whole document."""
+        self.reader.check()
+        self.push(self._into, self.reader.root, ROOT, None)
+        while self._queue:
+            self._bind(*self._queue.popleft())
+
+    def plan(self) -> LoadPlan:
+        """The plan of the load.
+
+        Raises:
+            KeyMismatch: Something differs, and the load is strict.
+        """
+        for second in self._clashes():
+            self.problems.unexpected(second.path, "shares memory with another key in the target, and not in the store")
+            self._fills = [fill for fill in self._fills if fill is not second]
+            self.materials = [fill for fill in self.materials if fill is not second]
+            self.loaded = [path for path in self.loaded if path is not second.path]
+        if self.strict:
+            self.problems.refuse()
+        fills = Fills(self.reader.memory)
+        for fill in self.materials:
+            fill.view.data(self.reader.memory)
+        fills.settle(self._fills)
+        direct = [spot.chunk for spot in fills.direct]
+
+        def finish() -> LoadReport:
+            self.reader.arrived()
+            module_binding.materialize(self.materials, self.reader.memory)
+            fills.copy()
+            for act in [*self.actions, *self.last]:
+                act()
+            return self._report()
+
+        return LoadPlan([*self.reader.memory.destinations(), *fills.direct], direct, self.reader.users, finish)
+
+    def _clashes(self) -> list[Fill]:
+        """Fills whose memory in the target another one has, with other bytes."""
+        first: dict[int, Fill] = {}
+        tied = [fill for fill in self.materials if first.setdefault(id(fill.live), fill).view.chunk != fill.view.chunk]
+        return [*tied, *(second for _, second in untie(self._fills))]
+
+    def _report(self) -> LoadReport:
+        loaded = sorted({path.text() for path in self.loaded})
+        return self.problems.report(loaded, sorted(set(self._converted)), list(self.reader.notes))
+
+    def push(self, live: object, node: object, path: Path, put: Put | None) -> None:
+        """Bind these two as well, later."""
+        self._queue.append((live, node, path, put))
+
+    def leaves(self, node: object, path: Path) -> list[Path]:
+        """The places of everything in a node that holds nothing else, as far as the load wants it."""
+        found: list[Path] = []
+        stack = [(path, node)]
+        while stack:
+            place, inner = stack.pop()
+            if place.depth > DEPTH_MAX:
+                raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
+            tag, content = tag_of(inner)
+            if tag == "object" and "optimizer" in content:
+                parts = optimizer_node(self.reader, content["optimizer"], place)
+                below = [(spot, state) for _, state, spot in parts.states]
+                if self.reader.wants(parts.groups[1]):
+                    found.append(parts.groups[1])
+            else:
+                below = [] if tag in ("", "rng", "enum") else members(self.reader, tag, content, place)
+            if below:
+                stack.extend(below)
+            elif self.reader.wants(place):
+                found.append(place)
+        return found
+
+    def mismatch(self, what: str, node: object, path: Path) -> None:
+        """Report that the store has another kind of value than the target, if the load wants it."""
+        if self.wants_any(node, path):
+            tag, _ = tag_of(node)
+            kind = _KINDS.get(tag, f"a value of tag {tag!r}")
+            self.problems.dtypes(path, f"is {what} in the target and {kind} in the store")
+
+    def wants_any_of(self, places: Iterable[Path]) -> bool:
+        """Whether the load wants anything at these places."""
+        wanted = [self.reader.wants(place) for place in places]  # all of them: it counts which patterns are used
+        return any(wanted)
+
+    def wants_any(self, node: object, path: Path) -> bool:
+        """Whether the load wants a value or anything inside it."""
+        return self.reader.keys is None or bool(self.leaves(node, path))
+
+    def matching_view(self, live: torch.Tensor, node: object, path: Path) -> TensorView | None:
+        """The stored tensor that can fill ``live``; None when it cannot, which is reported."""
+        tag, content = tag_of(node)
+        if tag != "t":
+            self.mismatch("a tensor", node, path)
+            return None
+        subclass = not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter)
+        if subclass or live.layout is not torch.strided or live.is_nested:
+            raise refusal(live, path)
+        view = self.reader.view(content, path)
+        own, stored = BY_DTYPE.get(live.dtype), view.row
+        if tuple(live.shape) != view.shape:
+            self.problems.shapes(path, f"has shape {tuple(live.shape)} in the target and {view.shape} in the store")
+        elif live.dtype is not stored.torch and not (self._cast and own and own.castable and stored.castable):
+            self.problems.dtypes(path, f"is {live.dtype} in the target and {stored.torch} in the store")
+            if own and own.castable and stored.castable:
+                self.problems.advise("cast=True converts between float dtypes.")
+        elif not live.is_meta and not expanded_alike(live, view):
+            self.problems.shapes(path, "repeats its elements in the target (expand) and not in the store")
+        else:
+            if live.dtype is not stored.torch:
+                self._converted.append(path.text())
+            return view
+        return None
+
+    def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
+        """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
+        if not self.reader.wants(path):
+            return
+        view = self.matching_view(live, node, path)
+        if view is None:
+            return
+        if not live.is_meta:
+            self._fills.append(Fill(live, view, path))
+        elif module:
+            self.materials.append(Fill(live, view, path))
+        elif put is None:
+            self.problems.missing(path, "is on the meta device in the target, inside something immutable")
+            return
+        else:
+            self.plain(node, path, put)
+            return
+        self.loaded.append(path)
+
+    def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
+        """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
+        tag, content = tag_of(node)
+        if tag != "t" or live.is_meta or not is_plain_tensor(live):
+            return False
+        view = self.reader.view(content, path)
+        if tuple(live.shape) != view.shape or live.dtype is not view.row.torch or not expanded_alike(live, view):
+            return False
+        self._fills.append(Fill(live, view, path))
+        self.loaded.append(path)
+        return True
+
+    def plain(self, node: object, path: Path, put: Put | None) -> None:
+        """Replace a live value by the stored one; inside a tuple there is no way to."""
+        if not self.reader.wants(path):
+            return
+        self.reader.unfiltered(node, path)  # checks it, and makes the memory that it needs
+        if put is None:
+            self.reader.note(f"{path.shown()} stands in something immutable in the target and was left as it is")
+            return
+        self.actions.append(lambda: put(self.reader.unfiltered(node, path)))
+        self.loaded.append(path)
+
+    def _bind(self, live: Any, node: object, path: Path, put: Put | None) -> None:
+        if path.depth > DEPTH_MAX:
+            raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
+        tag, content = tag_of(node)
+        if tag == "ref":
+            node = self.reader.target(content)
+        if not isinstance(live, (torch.Tensor, int, float, str, type(None))):
+            if (id(live), id(node)) in self._seen:
+                return
+            self._seen.add((id(live), id(node)))
+        if isinstance(live, torch.Tensor):
+            self.tensor(live, node, path, put)
+        elif isinstance(live, torch.optim.Optimizer):
+            optimizer_binding.bind_optimizer(self, live, node, path)
+        elif isinstance(live, torch.nn.Module):
+            module_binding.bind_module(self, live, node, path)
+        elif rng.kind_of(live) is not None:
+            leaf_binding.bind_generator(self, live, node, path)
+        elif isinstance(live, (files.File, files.Folder)):
+            leaf_binding.bind_files(self, live, node, path)
+        elif is_stateful(live):
+            leaf_binding.bind_stateful(self, live, node, path)
+        elif isinstance(live, np.ndarray):
+            leaf_binding.bind_array(self, live, node, path)
+        elif isinstance(live, dict):
+            container_binding.bind_mapping(self, live, node, path)
+        elif is_sequence(live) and is_filled(live):
+            container_binding.bind_sequence(self, live, node, path)
+        elif dataclasses.is_dataclass(live) and not isinstance(live, type) and is_filled(live):
+            container_binding.bind_fields(self, live, node, path)
+        elif type(live) is list and type(node) is list:
+            self.plain(node, path, lambda value: live.__setitem__(slice(None), value))
+        elif path.is_root():
+            raise TypeError(f"into is a {type(live).__qualname__}; use a module, an optimizer or a container of them")
+        else:
+            self.plain(node, path, put)

@@ -1,0 +1,137 @@
+"""Tensors of a target that a load fills: which chunks go straight into their memory, and what is copied after."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tierload.state.footprints import Footprint, footprint_of
+from tierload.state.keys import Path
+from tierload.state.memory import Memory
+from tierload.state.tensors import is_plain_tensor, tensor_over
+from tierload.state.views import TensorView
+from tierload.types import Destination
+
+__all__ = ["Fill", "Fills", "expanded_alike", "untie"]
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """One tensor of the target and the view that goes into it: shapes are equal, dtypes too or to be converted."""
+
+    live: torch.Tensor
+    view: TensorView
+    path: Path
+
+    def footprint(self) -> Footprint:
+        """The memory of the live tensor."""
+        live = self.live
+        return footprint_of(live.data_ptr(), live.shape, live.stride(), live.element_size())
+
+    def is_direct(self, nbytes: int) -> bool:
+        """Whether the chunk, of ``nbytes`` bytes, can be read right into the live tensor's memory."""
+        live, view = self.live, self.view
+        if not live.is_cpu or live.dtype is not view.row.torch or view.offset or not is_plain_tensor(live):
+            return False
+        if live.is_neg() != view.neg or (live.dtype.is_complex and live.is_conj() != view.conj):
+            return False
+        steps = zip(live.shape, live.stride(), view.stride, strict=True)
+        if any(count > 1 and step != stored for count, step, stored in steps):
+            return False
+        print_ = self.footprint()
+        return print_.dense and print_.nbytes == nbytes
+
+
+def expanded_alike(live: torch.Tensor, view: TensorView) -> bool:
+    """Whether every dimension in which the live tensor repeats its elements is repeated in the stored one too."""
+    steps = zip(live.shape, live.stride(), view.stride, strict=True)
+    return all(step or count == 1 or not stored for count, step, stored in steps)
+
+
+def untie(fills: Iterable[Fill]) -> list[tuple[Fill, Fill]]:
+    """Pairs of fills that meet in the target's memory but come from different chunks: only one can have it."""
+    regions: dict[torch.device, list[tuple[int, int, str, Fill]]] = defaultdict(list)
+    for fill in fills:
+        if fill.live.numel():
+            start = fill.live.data_ptr()
+            regions[fill.live.device].append((start, start + fill.footprint().span, fill.path.text(), fill))
+    clashes = []
+    for region in regions.values():
+        region.sort(key=lambda row: row[:3])
+        reached, farthest = -1, None
+        for start, end, _, fill in region:
+            if farthest is not None and start < reached and farthest.view.chunk != fill.view.chunk:
+                first, second = farthest.footprint(), fill.footprint()
+                if first.dense or second.dense or first == second:  # else their elements may alternate
+                    clashes.append(tuple(sorted((farthest, fill), key=lambda one: one.path.text())))
+            if end > reached:
+                reached, farthest = end, fill
+    return clashes  # type: ignore[return-value]
+
+
+class Fills:
+    """All fills of one load. ``settle`` decides where every chunk goes; ``copy`` does what is left when it is there."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._copies: list[tuple[Fill, torch.Tensor]] = []
+        self._touched: list[torch.Tensor] = []
+        self.direct: list[Destination] = []
+
+    def settle(self, fills: Iterable[Fill]) -> None:
+        """Choose a tensor of the target as the destination of each chunk where one suits, else new memory."""
+        by_chunk: dict[int, list[Fill]] = defaultdict(list)
+        for fill in fills:
+            if fill.live.numel():
+                by_chunk[fill.view.chunk].append(fill)
+                self._touched.append(fill.live)
+        for number, users in by_chunk.items():
+            nbytes = self._memory.row(number)[0].nbytes
+            chosen = None
+            if not self._memory.has_tensor(number) and len({fill.view.row.code for fill in users}) == 1:
+                chosen = next((fill for fill in users if fill.is_direct(nbytes)), None)
+            if chosen is None:
+                buffer = self._memory.tensor(number)
+                self._copies += [(fill, fill.view.over(buffer)) for fill in users]
+                continue
+            live = chosen.live
+            self.direct.append(Destination(number, live.data_ptr(), nbytes, live))
+            for fill in users:
+                if fill is chosen or _same_memory(fill.live, live, fill.view, chosen.view):
+                    continue
+                view = fill.view
+                offset = int(live.storage_offset()) + view.offset
+                source = tensor_over(live.untyped_storage(), view.row.torch, offset, view.shape, view.stride)
+                self._copies.append((fill, view.marked(source)))
+
+    def copy(self) -> None:
+        """Fill the tensors whose bytes were read elsewhere, and tell autograd that all of them have changed."""
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+            for fill, source in self._copies:
+                live = fill.live.detach()
+                for dim, (count, step) in enumerate(zip(live.shape, live.stride(), strict=True)):
+                    if not step and count > 1:
+                        live, source = live.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+                live.copy_(source)
+        torch.autograd.graph.increment_version([live for live in self._touched if not live.is_inference()])
+
+
+def _same_memory(live: torch.Tensor, other: torch.Tensor, view: TensorView, chosen: TensorView) -> bool:
+    """Whether the bytes that are read for ``other`` already are those of ``live``."""
+    size = live.element_size()
+    return (
+        live.is_cpu
+        and live.dtype is other.dtype
+        and live.data_ptr() - view.offset * size == other.data_ptr() - chosen.offset * size
+        and all(
+            count == 1 or step == stored
+            for count, step, stored in zip(live.shape, live.stride(), view.stride, strict=True)
+        )
+        and live.is_neg() == view.neg
+        and live.is_conj() == view.conj
+    )

@@ -1,0 +1,169 @@
+"""Loading into modules: straight into their parameters where torch's own loading would do no more than that."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from tierload.errors import KeyMismatch
+from tierload.state.decoders import entries
+from tierload.state.fills import Fill
+from tierload.state.keys import Path
+from tierload.state.memory import Memory
+from tierload.state.nodes import tag_of
+
+if TYPE_CHECKING:
+    from tierload.state.bind import Binder
+
+__all__ = ["bind_module", "materialize"]
+
+_MAPPINGS = ("d", "map", "odict", "statedict")
+
+_OWN_LOADING = {torch.nn.Module._load_from_state_dict} | {
+    cls._load_from_state_dict for cls in (_NormBase, _InstanceNorm)
+}
+"""Loading that copies tensors by name, and beyond that only mends state dicts of torch before 0.4.1."""
+
+_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether copying tensors by name is all that ``load_state_dict`` would do for this module and those inside it."""
+    base = torch.nn.Module
+    for inner in module.modules():
+        cls = type(inner)
+        if (
+            cls._load_from_state_dict not in _OWN_LOADING
+            or cls._save_to_state_dict is not base._save_to_state_dict
+            or cls.load_state_dict is not base.load_state_dict
+            or cls.state_dict is not base.state_dict
+            or not vars(inner).keys().isdisjoint(("load_state_dict", "state_dict", "_load_from_state_dict"))
+            or any(getattr(inner, name, None) for name in _HOOKS)
+        ):
+            return False
+    return True
+
+
+def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path) -> None:
+    """Bind a module and the state dict that is stored for it, as an object or as a dict."""
+    tag, content = tag_of(node)
+    if tag == "object" and "state" in content:
+        tag, content = tag_of(content["state"])
+    if tag not in _MAPPINGS:
+        binder.mismatch("a module", node, path)
+        return
+    stored = {key: (place, node) for key, place, node in entries(binder.reader, tag, content, path)}
+    if _is_plain(live):
+        own = live.state_dict(keep_vars=True)
+        for name in _matching(binder, own, stored, path, renames=False):
+            place, inner = stored[name]
+            if name.rpartition(".")[2] == "_extra_state":
+                binder.plain(inner, place, live.get_submodule(name.rpartition(".")[0]).set_extra_state)
+            else:
+                binder.tensor(own[name], inner, place, None, module=True)
+    else:
+        metadata = content["metadata"] if tag == "statedict" else None
+        _hand_over(binder, live, stored, metadata, path)
+    _check_meta(binder, live, path)
+
+
+def _matching(
+    binder: Binder, own: Iterable[str], stored: dict[Any, tuple[Path, object]], path: Path, *, renames: bool
+) -> list[str]:
+    """The names on both sides that the load wants; the others are reported, unless hooks may rename them."""
+    own = list(own)
+    if not renames:
+        for name in own:
+            if name not in stored and binder.reader.wants(path.child(name)):
+                binder.problems.missing(path.child(name))
+        for name in stored.keys() - set(own):
+            for leaf in binder.leaves(stored[name][1], stored[name][0]):
+                binder.problems.unexpected(leaf)
+        return [name for name in own if name in stored and binder.wants_any(stored[name][1], stored[name][0])]
+    return [name for name, (place, node) in stored.items() if binder.wants_any(node, place)]
+
+
+def _hand_over(
+    binder: Binder, live: torch.nn.Module, stored: dict[Any, tuple[Path, object]], metadata: object, path: Path
+) -> None:
+    """Give the module what is stored by its own ``load_state_dict``, with all its hooks."""
+    own: dict[str, Any] = live.state_dict()
+    renames = any(getattr(inner, "_load_state_dict_pre_hooks", None) for inner in live.modules())
+    tensors = dict(live.named_parameters(remove_duplicate=False)) | dict(live.named_buffers(remove_duplicate=False))
+    names = []
+    for name in _matching(binder, own, stored, path, renames=renames):
+        place, node = stored[name]
+        if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t":
+            view = binder.matching_view(own[name], node, place)
+            if view is None:
+                continue
+            if name in tensors and tensors[name].is_meta:
+                binder.materials.append(Fill(tensors[name], view, place))
+        binder.reader.unfiltered(node, place)  # checks it, and makes the memory that it needs
+        binder.loaded.append(place)
+        names.append(name)
+    if metadata is not None:
+        binder.reader.unfiltered(metadata, path.inner())
+    strict = binder.strict and binder.reader.keys is None
+
+    def act() -> None:
+        state: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        for name in names:
+            place, node = stored[name]
+            state[name] = binder.reader.unfiltered(node, place)
+        if metadata is not None:
+            state._metadata = binder.reader.unfiltered(metadata, path.inner())  # type: ignore[attr-defined]
+        try:
+            live.load_state_dict(state, strict=strict)
+        except RuntimeError as error:
+            raise KeyMismatch(
+                f"{path.shown()}: {type(live).__qualname__}.load_state_dict refused what is stored, and may have "
+                f"changed a part of itself: {error}"
+            ) from error
+
+    binder.actions.append(act)
+
+
+def _check_meta(binder: Binder, live: torch.nn.Module, path: Path) -> None:
+    """Report what would stay without memory: not even loading all that is stored makes such a module work."""
+    given = {id(fill.live) for fill in binder.materials}
+    persistent = live.state_dict().keys()
+    for kind, named in (
+        ("parameter", live.named_parameters(remove_duplicate=False)),
+        ("buffer", live.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in named:
+            place = path.child(name)
+            if not tensor.is_meta or id(tensor) in given:
+                continue
+            if binder.reader.keys is not None:
+                binder.reader.note(f"{place.text()} is left on the meta device")
+            else:
+                why = "the store does not fill it" if name in persistent else "it is not part of state_dict()"
+                binder.problems.missing(
+                    place, f"is a {kind} on the meta device and would stay there: {why}; compute it before loading"
+                )
+
+
+def materialize(materials: Iterable[Fill], memory: Memory) -> None:
+    """Give tensors on meta their memory. They stay the same objects, so ties and optimizers that hold them do too."""
+    used: set[int] = set()
+    for fill in materials:
+        live = fill.live
+        if not live.is_meta:
+            continue  # tied: another name of the same tensor
+        data = fill.view.data(memory)
+        if fill.view.chunk in used:
+            data = data.clone()
+        used.add(fill.view.chunk)
+        if data.dtype is not live.dtype:
+            data = data.to(live.dtype)
+        if isinstance(live, torch.nn.Parameter):
+            data = torch.nn.Parameter(data, requires_grad=live.requires_grad)
+        vars(data).update(vars(live))
+        torch.utils.swap_tensors(live, data)  # type: ignore[no-untyped-call]

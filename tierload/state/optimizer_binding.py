@@ -1,0 +1,283 @@
+"""Loading into optimizers, by the names of their parameters.
+
+torch's own ``load_state_dict`` matches by position and casts every state to its parameter's dtype, which swaps moments
+when parameters are reordered and destroys 8-bit states. So states are set as they were saved, unless the optimizer has
+a ``load_state_dict`` of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tierload.state.decoders import OptimizerNode, entries, optimizer_node
+from tierload.state.keys import Path
+from tierload.state.leaf_binding import bind_stateful
+from tierload.state.nodes import tag_of
+from tierload.state.optimizers import own_names, parameters_of
+
+if TYPE_CHECKING:
+    from tierload.state.bind import Binder
+
+__all__ = ["bind_optimizer"]
+
+_UNNAMED = (
+    "Optimizer states are matched by parameter name: put the module beside its optimizer when saving and in the target "
+    "(into={'model': model, 'optimizer': optimizer}), or make the optimizer from named_parameters(). strict=False "
+    "matches nameless parameters by position."
+)
+
+
+@dataclass(slots=True)
+class _Match:
+    """Saved parameters and live ones, by position, and the saved group of each live group."""
+
+    saved: OptimizerNode
+    groups: list[dict[str, Any]]
+    live_of: dict[int, int] = field(default_factory=dict)
+    group_of: dict[int, int] = field(default_factory=dict)
+
+
+def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, path: Path) -> None:
+    """Bind an optimizer and what is stored for it: an optimizer, or a state dict that the user took himself."""
+    saved = _saved(binder, node, path)
+    if saved is None and type(live).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        bind_stateful(binder, live, node, path)  # a form of its own, which it will know
+        return
+    if saved is None:
+        binder.mismatch("an optimizer", node, path)
+        return
+    groups = binder.reader.unfiltered(*saved.groups)
+    if not _is_groups(groups, len(saved.names)):
+        binder.problems.dtypes(path, "has param groups of an unknown form in the store")
+        return
+    if binder.reader.keys is not None and not binder.wants_any_of([*_places(saved), saved.groups[1]]):
+        return
+    match = _Match(saved, groups)
+    parameters = parameters_of(live)
+    _match_parameters(binder, live, match, path)
+    _match_groups(binder, live, match, path)
+    states = _bind_states(binder, live, match, parameters)
+    binder.actions.append(lambda: _apply(binder, live, match, parameters, states, path))
+
+
+def _places(saved: OptimizerNode) -> list[Path]:
+    return [place for _, _, place in saved.states]
+
+
+def _saved(binder: Binder, node: object, path: Path) -> OptimizerNode | None:
+    """What is stored, as an optimizer; of a plain state dict, one whose parameters have no names."""
+    tag, content = tag_of(node)
+    if tag == "object" and "optimizer" in content:
+        return optimizer_node(binder.reader, content["optimizer"], path)
+    if tag == "object":
+        tag, content = tag_of(content["state"])
+    parts = {key: inner for key, _, inner in entries(binder.reader, tag, content, path)}
+    if "state" not in parts or "param_groups" not in parts:
+        return None
+    groups = binder.reader.unfiltered(parts["param_groups"], path.child("param_groups"))
+    below = path.child("state")
+    states = [(key, inner, place) for key, place, inner in entries(binder.reader, *tag_of(parts["state"]), below)]
+    count = 0
+    if isinstance(groups, list):
+        count = sum(len(group.get("params", ())) for group in groups if isinstance(group, dict))
+    rest = {"d": {key: inner for key, inner in parts.items() if key not in ("state", "param_groups")}}
+    return OptimizerNode([None] * count, (parts["param_groups"], path.child("param_groups")), states, (rest, path))
+
+
+def _is_groups(groups: object, count: int) -> bool:
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return False
+    lists = [group.get("params") for group in groups]
+    if not all(isinstance(positions, list) for positions in lists):
+        return False
+    every = [position for positions in lists for position in positions]
+    return all(type(position) is int and 0 <= position < count for position in every) and len(set(every)) == count
+
+
+def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match, path: Path) -> None:
+    """Find the live parameter of every saved one, by its key, then by the optimizers' own names."""
+    parameters = parameters_of(live)
+    own = own_names(live)
+    by_key = {key: position for position, parameter in enumerate(parameters) for key in binder.names.of(parameter)}
+    by_name = {name: position for position, name in own.items()}
+    inner = {
+        position: name
+        for group in match.groups
+        for position, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
+    names = match.saved.names
+    for position, name in enumerate(names):
+        found = by_key.get(name or "", by_name.get(name or ""))
+        if found is None:
+            found = by_name.get(inner.get(position, ""))
+        if found is not None and found not in match.live_of.values():
+            match.live_of[position] = found
+    nameless = not any(names) or not (by_key or by_name)
+    if names and not match.live_of and nameless:
+        binder.problems.unexpected(path, "has states that can only be matched by position")
+        binder.problems.advise(_UNNAMED)
+        if not binder.strict and len(names) == len(parameters):
+            match.live_of = {position: position for position in range(len(names))}
+        return
+    states = path.child("state")
+    matched = set(match.live_of.values())
+    for position, name in enumerate(names):
+        if position not in match.live_of:
+            binder.problems.unexpected(
+                states.child(name or position), "is of a parameter that the target does not have"
+            )
+    for position, parameter in enumerate(parameters):
+        if position not in matched:
+            label = next(iter(binder.names.of(parameter)), own.get(position, position))
+            binder.problems.missing(states.child(label), "is of a parameter that the stored optimizer does not have")
+
+
+def _match_groups(binder: Binder, live: torch.optim.Optimizer, match: _Match, path: Path) -> None:
+    """Find the saved group whose hyperparameters each live group takes: that of its parameters."""
+    saved_at = {found: position for position, found in match.live_of.items()}
+    group_at = {position: number for number, group in enumerate(match.groups) for position in group["params"]}
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(live))}
+    for number, group in enumerate(live.param_groups):
+        positions = [numbers[id(parameter)] for parameter in group["params"]]
+        sources = sorted({group_at[saved_at[position]] for position in positions if position in saved_at})
+        if not positions and len(match.groups) == len(live.param_groups):
+            sources = [number]
+        if not sources:
+            continue
+        match.group_of[number] = sources[0]
+        first = _hyper(match.groups[sources[0]])
+        if any(not _equal(first, _hyper(match.groups[source])) for source in sources[1:]):
+            binder.problems.unexpected(
+                path.child("param_groups").child(number),
+                f"has parameters of the stored groups {sources}, whose hyperparameters differ",
+            )
+
+
+def _hyper(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    plain = [not isinstance(value, torch.Tensor) for value in (*first.values(), *second.values())]
+    return all(plain) and first == second
+
+
+State = list[tuple[Any, Path, object, torch.Tensor | None]]
+"""Name, place and node of each part of a parameter's state, and the live tensor that is filled where there is one."""
+
+
+def _bind_states(
+    binder: Binder, live: torch.optim.Optimizer, match: _Match, parameters: list[torch.Tensor]
+) -> dict[Any, State | tuple[object, Path]]:
+    """What becomes of the saved states, by live position or by the key that torch itself uses."""
+    bound: dict[Any, State | tuple[object, Path]] = {}
+    for key, node, place in match.saved.states:
+        if not binder.wants_any(node, place):
+            continue
+        if type(key) is int and 0 <= key < len(match.saved.names):
+            if key not in match.live_of:
+                continue
+            key = match.live_of[key]
+            tag, content = tag_of(node)
+            if tag in ("d", "map", "odict", "ddict"):
+                current = live.state.get(parameters[key], {})
+                parts: State = []
+                for name, spot, inner in entries(binder.reader, tag, content, place):
+                    old = current.get(name) if isinstance(current, dict) else None
+                    target = old if isinstance(old, torch.Tensor) and binder.fill_if_alike(old, inner, spot) else None
+                    if target is None:
+                        binder.reader.unfiltered(inner, spot)
+                        binder.loaded.append(spot)
+                    parts.append((name, spot, inner, target))
+                bound[key] = parts
+                continue
+        binder.reader.unfiltered(node, place)
+        binder.loaded.append(place)
+        bound[key] = (node, place)
+    return bound
+
+
+def _apply(
+    binder: Binder,
+    live: torch.optim.Optimizer,
+    match: _Match,
+    parameters: list[torch.Tensor],
+    states: dict[Any, State | tuple[object, Path]],
+    path: Path,
+) -> None:
+    """Give the optimizer exactly the states and hyperparameters that are stored."""
+    reader = binder.reader
+    saved_groups = reader.unfiltered(*match.saved.groups)
+    groups: list[dict[str, Any]] = []
+    group_at: dict[int, dict[str, Any]] = {}
+    for at, group in enumerate(live.param_groups):
+        source = match.group_of.get(at)
+        wanted = source is not None and reader.wants(match.saved.groups[1])
+        hyper = _hyper(saved_groups[source]) if wanted else _hyper(group)
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        groups.append({"params": group["params"], **names, **hyper})
+        group_at |= {id(parameter): groups[-1] for parameter in group["params"]}
+    positions = {id(parameter): number for number, parameter in enumerate(parameters)}
+    matched = set(match.live_of.values())
+    state: dict[Any, Any] = {}
+    for key, old in live.state.items():
+        number = positions.get(id(key)) if isinstance(key, torch.Tensor) else None
+        # What is loaded has exactly the stored states; what this load leaves out keeps its own.
+        if number is not None and (reader.keys is not None or number not in matched):
+            state[number] = old
+    for key, parts in states.items():
+        if isinstance(parts, tuple):
+            state[key] = reader.unfiltered(*parts)
+            continue
+        parameter, own = parameters[key], {}
+        for name, place, node, target in parts:
+            value = reader.unfiltered(node, place) if target is None else target
+            if isinstance(value, torch.Tensor) and target is None:
+                value = _on_device(value, name, parameter, group_at[id(parameter)])
+            own[name] = value
+        state[key] = own
+    _set(live, state, groups, positions, reader.unfiltered(*match.saved.rest))
+    binder.loaded.append(path)
+
+
+def _on_device(value: torch.Tensor, name: object, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """A state on the device that torch keeps it on; its dtype is never changed."""
+    if name == "step" and not (group.get("capturable") or group.get("fused")):
+        return value
+    return value.to(parameter.device)
+
+
+def _set(
+    live: torch.optim.Optimizer,
+    state: dict[Any, Any],
+    groups: list[dict[str, Any]],
+    positions: dict[int, int],
+    rest: dict[str, Any],
+) -> None:
+    """Set states and groups by torch's protocol: hooks before and after, ``__setstate__`` between them."""
+    packed: Any = {
+        **rest,
+        "state": state,
+        "param_groups": [{**group, "params": [positions[id(one)] for one in group["params"]]} for group in groups],
+    }
+    if type(live).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        live.load_state_dict(packed)
+        return
+    for before in live._optimizer_load_state_dict_pre_hooks.values():
+        changed = before(live, packed)
+        packed = packed if changed is None else changed
+    parameters = parameters_of(live)
+    by_parameter: defaultdict[Any, Any] = defaultdict(dict)
+    for key, value in packed["state"].items():
+        by_parameter[parameters[key] if type(key) is int and 0 <= key < len(parameters) else key] = value
+    final = [
+        {**packed_group, "params": group["params"]}
+        for packed_group, group in zip(packed["param_groups"], groups, strict=True)
+    ]
+    live.__setstate__({"state": by_parameter, "param_groups": final})
+    for after in live._optimizer_load_state_dict_post_hooks.values():
+        after(live)

@@ -1,0 +1,335 @@
+"""Reads the state document: nodes → values, with the memory of their tensors made and still to be filled.
+
+A node is decoded by a generator that asks for the nodes inside it, so that depth costs no recursion. Decoding happens
+when a load is planned, which checks the whole document, and once more when the bytes are there if some value needs
+them (bytes, random generators); tensors, arrays and files are made only once.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tierload.errors import CorruptStore, UnsupportedFormat, UnsupportedValue
+from tierload.state import decoders, files
+from tierload.state.containers import HASHABLE_DEPTH_MAX, hashable_json, key_element
+from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, OtherKey, Path
+from tierload.state.memory import Memory
+from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
+from tierload.state.registry import known_types
+from tierload.state.scalars import READERS, read_numpy_dtype, sized
+from tierload.state.texts import bytes_of, parse
+from tierload.state.views import TensorView, read_view
+from tierload.types import ChunkInfo
+
+__all__ = ["Reader"]
+
+_PENDING = object()
+
+_DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, struct.error)
+"""What Python's own constructors raise for content that no writer gives."""
+
+Decoding = Generator[tuple[object, Path], object, object]
+
+
+class Reader:
+    """One document and the chunks that it names.
+
+    ``keys`` restricts what is decoded; ``ready`` says that the bytes of all chunks have been read; ``late`` that a
+    value needed them and has to be decoded again. ``users`` are the places that the bytes of each chunk go to.
+    """
+
+    def __init__(
+        self,
+        document: bytes,
+        chunks: Sequence[ChunkInfo],
+        *,
+        types: Sequence[type] = (),
+        allow_pickle: bool = False,
+        keys: KeyFilter | None = None,
+    ) -> None:
+        parsed = parse(document)
+        if type(parsed) is not dict or type(parsed.get("version")) is not int or "root" not in parsed:
+            raise CorruptStore("the state document is no state of tierload")
+        if parsed["version"] != 1:
+            raise UnsupportedFormat(f"the state document has version {parsed['version']}; this release reads 1")
+        self.root: object = parsed["root"]
+        self.memory = Memory(chunks)
+        self.types = known_types(types)
+        self.keys = keys
+        self.ready = False
+        self.late = False
+        self.notes: dict[str, None] = {}
+        self.users: dict[int, list[Path]] = defaultdict(list)
+        self._allow_pickle = allow_pickle
+        self._views: dict[int, TensorView] = {}
+        self._made: dict[int, object] = {}  # tensors, arrays, files: by their content
+        self._tied: dict[TensorView, torch.Tensor] = {}
+        self._objects: dict[int, object] = {}  # containers: by their node
+        self._open: set[int] = set()
+        self._numbered: list[object] | None = self._number() if b'"ref"' in document else None
+
+    def whole(self) -> object:
+        """The whole state, or what the key filter leaves of it."""
+        return self.value(self.root, ROOT)
+
+    def arrived(self) -> None:
+        """The bytes of all chunks are there: what is decoded from now on is final."""
+        self.ready = True
+        self._objects.clear()
+
+    def check(self) -> None:
+        """Look at every node once, so that a target is not compared with a damaged document.
+
+        Raises:
+            CorruptStore: A node is not of the form that its tag has.
+        """
+        if self._numbered is None:
+            self._number()
+
+    def value(self, node: object, path: Path) -> Any:
+        """The value of a node.
+
+        Raises:
+            CorruptStore: The document is damaged.
+            UnsupportedValue: It holds something that was pickled, or a dtype that this torch lacks.
+        """
+        stack: list[Decoding] = []
+        try:
+            value = self._step(node, path, stack)
+            while stack:
+                try:
+                    node, path = stack[-1].send(None if value is _PENDING else value)
+                except StopIteration as stop:
+                    stack.pop()
+                    value = stop.value
+                else:
+                    value = self._step(node, path, stack)
+        except _DAMAGE as error:
+            if isinstance(error, (CorruptStore, UnsupportedValue, UnsupportedFormat)):
+                raise
+            raise CorruptStore(f"{path.shown()} cannot be rebuilt: {error!r}") from error
+        return value
+
+    def unfiltered(self, node: object, path: Path) -> Any:
+        """The value of a node that is one thing to the user, whatever the key filter says of its parts."""
+        keys, self.keys = self.keys, None
+        try:
+            return self.value(node, path)
+        finally:
+            self.keys = keys
+
+    def keep(self, node: object, value: object) -> None:
+        """Remember the container that a node became, for references to it."""
+        if self._numbered is not None:
+            self._objects[id(node)] = value
+
+    def forget(self, node: object) -> None:
+        """A container that the key filter left empty is not there for references either."""
+        self._objects.pop(id(node), None)
+
+    def opened(self, node: object, is_open: bool) -> None:
+        """Between these two calls a reference to the node has nothing to point at."""
+        (self._open.add if is_open else self._open.discard)(id(node))
+
+    def note(self, text: str) -> None:
+        """A remark for the user, once."""
+        self.notes[text] = None
+
+    def wants(self, path: Path) -> bool:
+        """Whether the key filter lets a value at ``path`` through."""
+        return self.keys is None or self.keys.wants(path)
+
+    def target(self, number: object) -> object:
+        """The node that a ``ref`` names."""
+        if type(number) is not int or self._numbered is None or not 0 <= number < len(self._numbered):
+            raise CorruptStore(f"the state document refers to container {number!r:.40}")
+        return self._numbered[number]
+
+    def view(self, content: Any, path: Path) -> TensorView:
+        """A checked ``t``; its place is noted as a user of the chunk."""
+        view = self._views.get(id(content))
+        if view is None:
+            view = self._views[id(content)] = read_view(content, self.memory)
+            self.users[view.chunk].append(path)
+        return view
+
+    def key(self, node: object, level: int = 0) -> Any:
+        """The value of a dict key or an element of a set."""
+        if type(node) in SCALARS:
+            return node
+        tag, content = tag_of(node)
+        if level >= HASHABLE_DEPTH_MAX:
+            raise CorruptStore(f"a key or set in the state document nests deeper than {HASHABLE_DEPTH_MAX} levels")
+        if tag in READERS:
+            return READERS[tag](content)
+        return decoders.hashable(self, tag, content, lambda inner: self.key(inner, level + 1))
+
+    def element(self, node: object, key: object) -> object:
+        """A decoded dict key as an element of a path: the one that the writer used, whatever types are known here."""
+        if type(key) in SCALARS and type(node) in SCALARS:
+            return key
+        text = json.dumps(node, separators=(",", ":"))
+        try:
+            return key_element(key, ROOT) if hashable_json(key, ROOT) == text else OtherKey(text)
+        except UnsupportedValue:
+            return OtherKey(text)
+
+    def _step(self, node: object, path: Path, stack: list[Decoding]) -> object:
+        """The value of a node that holds no others; else its generator goes onto the stack."""
+        if type(node) in SCALARS:
+            return node if self.keys is None or self.keys.wants(path) else DROPPED
+        if path.depth > DEPTH_MAX:
+            raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
+        tag, content = tag_of(node)
+        if tag == "ref":
+            node = self.target(content)
+            if id(node) in self._objects:
+                return self._objects[id(node)]
+            if id(node) in self._open:
+                raise CorruptStore(f"the state document refers to container {content} inside itself")
+            tag, content = tag_of(node)
+        leaf = _LEAVES.get(tag)
+        if leaf is not None:
+            if self.keys is not None and not self.keys.wants(path):
+                return DROPPED
+            value = leaf(self, content, path)
+            self.keep(node, value)
+            return value
+        decode = decoders.DECODERS.get(tag)
+        if decode is None:
+            raise CorruptStore(f"the state document has an unknown tag {tag!r:.40}")
+        stack.append(decode(self, node, content, path))
+        return _PENDING
+
+    def _number(self) -> list[object]:
+        """All containers that references count, in writing order."""
+        found: list[object] = []
+        stack: list[tuple[object, Path]] = [(self.root, ROOT)]
+        while stack:
+            node, path = stack.pop()
+            if type(node) in SCALARS:
+                continue
+            if path.depth > DEPTH_MAX:
+                raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
+            tag, content = tag_of(node)
+            if tag not in decoders.DECODERS and tag not in _LEAVES and tag != "ref":
+                raise CorruptStore(f"the state document has an unknown tag {tag!r:.40}")
+            if tag in decoders.COUNTED:
+                found.append(node)
+            try:
+                stack.extend(reversed([(child, place) for place, child in decoders.members(self, tag, content, path)]))
+            except _DAMAGE as error:
+                raise CorruptStore(f"{path.shown()} cannot be read: {error!r}") from error
+        return found
+
+    def _tensor(self, content: Any, path: Path) -> object:
+        made = self._made.get(id(content))
+        if made is None:
+            view = self.view(content, path)
+            made = self._tied.get(view) if view.tied else None
+            if made is None:
+                made = view.tensor(self.memory)
+                if view.tied:
+                    self._tied[view] = made
+            self._made[id(content)] = made
+        return made
+
+    def _array(self, content: Any, path: Path) -> object:
+        made = self._made.get(id(content))
+        if made is None:
+            number, dtype, shape, order = fields_of(content, "chunk", "dtype", "shape", "order")
+            if len(sized(shape)) > 64 or any(type(count) is not int for count in shape) or order not in ("C", "F"):
+                raise CorruptStore(f"{path.shown()} is a damaged array")
+            made = self._made[id(content)] = self.memory.array(number, shape, read_numpy_dtype(dtype), order)
+            self.users[number].append(path)
+        return made
+
+    def _raw(self, number: Any, content: object, path: Path) -> np.ndarray[Any, Any]:
+        """The bytes of a chunk of raw bytes."""
+        made = self._made.get(id(content))
+        if made is None:
+            chunk, _ = self.memory.row(number)
+            made = self._made[id(content)] = self.memory.array(number, (chunk.nbytes,), np.dtype(np.uint8), "C")
+            self.users[number].append(path)
+        assert isinstance(made, np.ndarray)
+        return made
+
+    def _blob(self, content: Any, path: Path) -> object:
+        number, kind = fields_of(content, "chunk", "as")
+        if kind not in ("bytes", "bytearray"):
+            raise CorruptStore(f"{path.shown()} is damaged")
+        raw = self._raw(number, content, path)
+        self.late = True
+        data = raw.tobytes() if self.ready else b""
+        return data if kind == "bytes" else bytearray(data)
+
+    def _file(self, content: Any, path: Path) -> object:
+        return files.File.loaded(self._file_entry(content, path, files.check_name(content.get("name"))))
+
+    def _file_entry(self, content: Any, path: Path, name: str) -> files.FileEntry:
+        mode = content["mode"]
+        if type(mode) is not int:
+            raise CorruptStore(f"{path.shown()} is a damaged file")
+        raw = np.empty(0, np.uint8) if content["chunk"] is None else self._raw(content["chunk"], content, path)
+        return files.FileEntry(raw, mode & 0o777, name)
+
+    def _folder(self, content: Any, path: Path) -> object:
+        root = files.FolderEntry()
+        pending: list[tuple[Any, files.FolderEntry, Path]] = [(content, root, path)]
+        while pending:
+            inner, folder, place = pending.pop()
+            if place.depth > DEPTH_MAX:
+                raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
+            for name, node in (sized(pair, 2) for pair in sized(*fields_of(inner, "entries"))):
+                if files.check_name(name) in folder.entries:
+                    raise CorruptStore(f"{place.shown()} has two entries {name!r}")
+                tag, below = tag_of(node)
+                if tag == "folder":
+                    entry = folder.entries[name] = files.FolderEntry()
+                    pending.append((below, entry, place.child(name)))
+                elif tag == "file":
+                    folder.entries[name] = self._file_entry(below, place.child(name), "")
+                elif tag == "link" and type(below) is str:
+                    folder.entries[name] = files.LinkEntry(below)
+                else:
+                    raise CorruptStore(f"{place.shown()} has a damaged entry {name!r}")
+        files.check_tree(root)
+        return files.Folder.loaded(root)
+
+    def _pickle(self, content: Any, path: Path) -> object:
+        if not self._allow_pickle:
+            raise UnsupportedValue(
+                f"{path.shown()} (key {path.text()!r}) was pickled, which can run any code: if you trust the store, "
+                "pass allow_pickle=True"
+            )
+        if id(content) not in self._made:
+            self._made[id(content)] = pickle.loads(bytes_of(content))
+        return self._made[id(content)]
+
+
+Leaf = Callable[[Reader, Any, Path], object]
+
+
+def _scalar(read: Callable[[Any], object]) -> Leaf:
+    return lambda reader, content, path: read(content)
+
+
+_LEAVES: dict[str, Leaf] = {tag: _scalar(read) for tag, read in READERS.items()} | {
+    "t": Reader._tensor,
+    "ndarray": Reader._array,
+    "blob": Reader._blob,
+    "bytearray": lambda reader, content, path: bytearray(bytes_of(content)),
+    "file": Reader._file,
+    "folder": Reader._folder,
+    "pickle": Reader._pickle,
+    "set": lambda reader, content, path: {reader.key(node) for node in sized(content)},
+    "frozenset": lambda reader, content, path: frozenset(reader.key(node) for node in sized(content)),
+}

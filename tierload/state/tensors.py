@@ -1,0 +1,98 @@
+"""What the store needs to know of one tensor: its dtype, geometry and memory; and which tensors it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tierload.errors import UnsupportedValue
+from tierload.state.dtypes import BY_DTYPE, DType
+from tierload.state.footprints import Footprint, contiguous_strides, footprint_of
+from tierload.state.keys import Path
+
+__all__ = ["TensorLeaf", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor and no subclass other than Parameter."""
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+class TensorLeaf:
+    """A tensor of a state that is being saved, described once.
+
+    ``start`` is the address of its first element; ``shape`` and ``stride`` are in elements; ``nbytes`` counts each
+    element as often as the view shows it. ``marks`` are the members of its JSON that say more than the geometry.
+    ``slot`` is where its text goes in the document.
+    """
+
+    __slots__ = ("contiguous", "key", "marks", "nbytes", "row", "shape", "slot", "start", "stride", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, path: Path, slot: int) -> None:
+        row = BY_DTYPE.get(tensor.dtype)
+        if row is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+            raise refusal(tensor, path)
+        self.key = path.text()
+        self.tensor = tensor
+        self.row: DType = row
+        self.slot = slot
+        self.shape: tuple[int, ...] = tuple(tensor.shape)
+        self.stride: tuple[int, ...] = tensor.stride()
+        self.start: int = tensor.data_ptr()
+        self.nbytes: int = tensor.numel() * row.size
+        # torch calls a tensor contiguous whatever the strides of its dimensions of size 1 (or of an empty one).
+        self.contiguous = tensor.is_contiguous() and (
+            (1 not in self.shape and 0 not in self.shape) or self.stride == contiguous_strides(self.shape)
+        )
+        marks = ""
+        if row.torch.is_complex and tensor.is_conj():
+            marks += ',"conj":true'
+        if tensor.is_neg():
+            marks += ',"neg":true'
+        if tensor.requires_grad:
+            marks += ',"grad":true'
+        if type(tensor) is torch.nn.Parameter:
+            marks += ',"kind":"parameter"'
+        self.marks = marks
+
+    def footprint(self) -> Footprint:
+        """The bytes of memory that it covers."""
+        return footprint_of(self.start, self.shape, self.stride, self.row.size)
+
+
+def refusal(tensor: torch.Tensor, path: Path) -> UnsupportedValue:
+    """Why ``tensor`` is not stored, and what to do."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        what = f"a tensor subclass {kind.__module__}.{kind.__qualname__}"
+        advice = "store the plain tensors that it is made of, or initialise it first"
+    elif tensor.is_meta:
+        what, advice = "a tensor on the meta device, which has no data", "materialise it before saving"
+    elif tensor.is_nested or tensor.layout is not torch.strided:
+        what = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        advice = "store its parts (values, indices, offsets) or a dense copy; this layout comes in a later release"
+    else:
+        what = f"a tensor of dtype {tensor.dtype}"
+        advice = "store its integer representation; this dtype comes in a later release"
+    return UnsupportedValue(f"{path.shown()} (key {path.text()!r}) is {what}, which cannot be stored: {advice}")
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory without gradient, conjugate and negative bit."""
+    bare = tensor.detach()
+    if bare.is_conj():
+        bare = bare.conj()
+    return torch._neg_view(bare) if bare.is_neg() else bare
+
+
+def tensor_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    device: Any = "cpu",
+) -> torch.Tensor:
+    """A tensor over memory that exists. The caller has checked that it stays inside: torch would grow the storage."""
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)

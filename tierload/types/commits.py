@@ -1,0 +1,132 @@
+"""Values that describe commits and what is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Change", "CollectReport", "Commit", "Damage", "Difference", "RollbackPlan", "SaveReport", "VerifyReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit. ``id`` is 32 hexadecimal digits; ``parent`` and ``source`` are ids or None.
+
+    ``time`` is seconds since 1970 and never used for ordering; ``lsn`` and ``txid`` are. ``raw_bytes`` is the size of
+    the state, ``written_bytes`` what this commit added to segments. ``superseded`` is true when a rollback has left
+    the commit behind: it is not an ancestor of the head.
+    """
+
+    id: str
+    txid: int
+    lsn: int
+    step: int | None
+    parent: str | None
+    source: str | None
+    time: float
+    raw_bytes: int
+    written_bytes: int
+    superseded: bool
+    head: bool
+    tags: tuple[str, ...] = ()
+    metrics: Mapping[str, object] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One record of the journal, for people: what ``Store.history()`` yields, newest first.
+
+    ``kind`` is ``commit``, ``rollback``, ``change``, ``tag``, ``collect`` or ``snapshot``.
+    """
+
+    lsn: int
+    kind: str
+    time: float
+    key: str = ""
+    before: object = None
+    after: object = None
+    step: int | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save did. ``seconds`` is the whole call; ``pages`` counts the state's, ``written_pages`` those that were
+    not yet in the store."""
+
+    commit: Commit
+    seconds: float
+    raw_bytes: int
+    written_bytes: int
+    pages: int
+    written_pages: int
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectReport:
+    """What ``Store.collect`` dropped (or would drop), the files and bytes that were freed, and how many manifests a
+    reader still holds, whose data therefore stays for now."""
+
+    dropped: tuple[Commit, ...]
+    removed_files: int = 0
+    freed_bytes: int = 0
+    pinned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that ``verify`` found wrong. ``key`` and ``page`` are empty for metadata."""
+
+    message: str
+    commits: tuple[str, ...] = ()
+    steps: tuple[int | None, ...] = ()
+    key: str = ""
+    page: int = -1
+    path: str = ""
+    offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The result of ``Store.verify``: counts of what was read, and every damage. ``ok`` is ``not damages``."""
+
+    commits: int
+    pages: int
+    bytes: int
+    seconds: float
+    full: bool
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.damages
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``Store.diff(a, b)``: keys by what happened to them, and how many bytes of pages differ."""
+
+    a: str
+    b: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    unchanged: int
+    changed_bytes: int
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPlan:
+    """What a rollback will do, or did: from ``head`` to ``target``; ``superseded`` commits are left behind (and stay);
+    ``values`` lists the recorded keys that go back. ``commit`` is the new commit, or None for a dry run."""
+
+    head: Commit
+    target: Commit
+    superseded: tuple[Commit, ...]
+    values: tuple[str, ...]
+    difference: Difference
+    commit: Commit | None = None
