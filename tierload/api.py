@@ -97,7 +97,7 @@ def rollback(
     steps: int | None = None,
     dry_run: bool = False,
 ) -> RollbackPlan:
-    """Makes an earlier commit the newest again; see ``Store.rollback``. What came after stays and can be gone back to."""
+    """Makes an earlier commit the newest again; see ``Store.rollback``. What came after stays, and can be had back."""
     if dry_run:
         with Store(path, mode="r") as reader:
             return reader.rollback(to, lsn=lsn, steps=steps, dry_run=True)

@@ -68,6 +68,8 @@ void bind_manifest(nb::module_& module) {
            nb::arg("threads"), nb::arg("touched"), nb::arg("progress").none(),
            "Reads and verifies parts of pages into memory; see read_pages in tierload/engine.h.")
       .def("check", &check, nb::arg("pages"), nb::arg("threads"), nb::arg("progress").none(),
+           nb::sig("def check(self, pages: numpy.typing.ArrayLike, threads: int, progress: Progress | None) -> "
+                   "list[tuple[int, str, int, str]]"),
            "Verifies pages to the last byte; returns (page, path, offset, what) for each failure.");
 }
 

@@ -37,7 +37,7 @@ NB_MODULE(_native, module) {
   module.def("tree_digest", [](const nb::bytes& data) {
     const Digest digest = tree_digest(bytes_of(data), page_leaf);
     return nb::make_tuple(digest.low, digest.high);
-  });
+  }, nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
   module.def("key_hash", [](const nb::bytes& key) { return xxh3(bytes_of(key)); });
 }
 

@@ -39,7 +39,8 @@ class Store {
   std::shared_ptr<Storage> storage() const { return storage_; }
   void close() {
     const nb::gil_scoped_release release;
-    catalog_ = nullptr;
+    const std::shared_ptr<Catalog> closing = std::move(catalog_);
+    if (closing) closing->flush();
   }
 
  private:
@@ -254,17 +255,22 @@ void bind_store(nb::module_& module) {
              const CommitPtr head = self.catalog().state().head();
              return head ? head->txid : 0;
            })
-      .def("commits", [](Store& self) {
+      .def("commits",
+           [](Store& self) {
              nb::list out;
              for (const auto& [txid, commit] : self.catalog().state().commits()) out.append(Commit(*commit));
              return out;
-           })
-      .def_prop_ro("tags", [](Store& self) {
+           },
+           nb::sig("def commits(self) -> list[CommitRecord]"))
+      .def("tags",
+           [](Store& self) {
              nb::dict out;
              for (const auto& [name, txid] : self.catalog().state().tags()) out[to_bytes(name)] = txid;
              return out;
-           })
-      .def_prop_ro("values", [](Store& self) { return values_of(self.catalog().state()); })
+           },
+           nb::sig("def tags(self) -> dict[bytes, int]"))
+      .def("values", [](Store& self) { return values_of(self.catalog().state()); },
+           nb::sig("def values(self) -> dict[bytes, bytes]"))
       .def("begin", [](Store& self) { return std::make_unique<Save>(self); })
       .def("change",
            [](Store& self, const nb::bytes& key, const std::optional<nb::bytes>& value, bool sync) {
@@ -292,17 +298,21 @@ void bind_store(nb::module_& module) {
              const nb::gil_scoped_release release;
              return self.catalog().collect(drop);
            })
-      .def("history", &history, nb::arg("after"))
+      .def("history", &history, nb::arg("after"),
+           nb::sig("def history(self, after: int) -> list[tuple[int, str, int, bytes, object, object, int]]"),
+           "Records after an LSN, newest first: LSN, kind, time, key, before, after, txid.")
       .def("state_at",
            [](Store& self, uint64_t lsn) {
              const CatalogState state = self.catalog().state_at(lsn);
              return nb::make_tuple(state.head() ? state.head()->txid : 0, values_of(state),
                                    to_bytes(as_text(state.encode())));
            },
+           nb::sig("def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]"),
            "Head, values and the encoded catalog as they were at an LSN.")
-      .def("manifest", &open_manifest)
-      .def("check_manifests", &check_manifests, "What is wrong with the two copies of a commit's manifest, or ''.")
-      .def("segment_size", &segment_size);
+      .def("manifest", &open_manifest, nb::arg("txid"))
+      .def("check_manifests", &check_manifests, nb::sig("def check_manifests(self, txid: int) -> tuple[str, str]"),
+           "What is wrong with the two copies of a commit's manifest, or ''.")
+      .def("segment_size", &segment_size, nb::sig("def segment_size(self, path: str) -> int | None"));
 
   nb::class_<Save>(module, "Save", "One attempt to commit; see Transaction in tierload/catalog.h.")
       .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("parts_of_page"),

@@ -133,6 +133,10 @@ uint64_t Catalog::change(const std::string& key, std::optional<std::string> valu
   return lsn;
 }
 
+void Catalog::flush() {
+  if (!unsynced_.empty() && poison_.empty()) sync_records(unsynced_.size());
+}
+
 uint64_t Catalog::tag(const std::string& name, uint64_t txid) {
   check_usable();
   const uint64_t lsn = append_tag(name, txid);

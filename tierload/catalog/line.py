@@ -22,8 +22,8 @@ class Line:
     """Which commits belong to the head's line, given all commits of a store.
 
     A commit continues the one before it in the journal, unless it is a rollback, which continues its source: commits
-    between the two are *superseded*. Commits that collection dropped are simply stepped over; rollbacks stay for as long
-    as a commit that they left behind does, so the line can always be told.
+    between the two are *superseded*. Commits that collection dropped are simply stepped over; rollbacks stay for as
+    long as a commit that they left behind does, so the line can always be told.
 
     ``positions`` is the line as a person counts it: a rollback and the source it restored are one position.
     """

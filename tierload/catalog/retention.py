@@ -40,4 +40,3 @@ def choose_dropped(
             if any(source < txid < commit.txid for txid in kept):
                 kept.add(commit.txid)
     return tuple(sorted((c for c in commits if c.txid not in kept), key=lambda c: c.txid))
-

@@ -23,7 +23,7 @@ class CatalogView:
         self.line = Line(records, native.head)
         ids = {record.txid: record.id for record in records}
         tags: dict[int, list[str]] = {}
-        for name, txid in native.tags.items():
+        for name, txid in native.tags().items():
             tags.setdefault(txid, []).append(name.decode("utf-8", "surrogatepass"))
         self.by_txid: dict[int, Commit] = {}
         for record in records:
@@ -54,6 +54,7 @@ class CatalogView:
 
     @property
     def head(self) -> Commit | None:
+        """The newest commit, or None."""
         return self.by_txid[self.line.txids[0]] if self.line.txids else None
 
     def back(self, steps: int) -> Commit:
@@ -72,9 +73,7 @@ class CatalogView:
             )
         return self.by_txid[self.line.positions[steps]]
 
-    def find(
-        self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None
-    ) -> Commit:
+    def find(self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Commit:
         """The commit with this step (newest on the head's line), id (or the beginning of one) or tag; else the head.
 
         Raises:

@@ -55,9 +55,7 @@ def _located(
     wanted = {key for number in table.page_owner(error.page) for key in plan.keys_of(number)}
     key = min(wanted) if wanted else (keys[0] if keys else "")
     others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    changed = (
-        f" Of the target, these keys had been overwritten: {', '.join(overwritten)}." if overwritten else ""
-    )
+    changed = f" Of the target, these keys had been overwritten: {', '.join(overwritten)}." if overwritten else ""
     return CorruptPage(
         f"commit {commit.id[:12]} (step {commit.step}), key {key!r}{others}: {error}.{changed} "
         f"Other commits may hold a whole copy: `tierload verify --full` says which; then load or roll back to one",

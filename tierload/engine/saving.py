@@ -90,8 +90,8 @@ def _out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> St
     free = native.free_bytes
     return StoreIOError(
         error.errno,
-        f"{error.strerror}: the save was given up and removed; earlier commits are whole. The state has {needed:,} bytes "
-        f"(what changed of it, compressed, has to fit) and {free:,} are free now. Free space, or drop old commits with "
-        f"`tierload gc --keep N`",
+        f"{error.strerror}: the save was given up and removed; earlier commits are whole. The state has {needed:,} "
+        f"bytes, of which what changed has to fit, compressed, and {free:,} are free now. Free some space, or drop old "
+        f"commits with `tierload gc --keep N`",
         error.filename,
     )

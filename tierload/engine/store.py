@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from typing import Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, choose_dropped
-from tierload.engine import checking, saving, values
+from tierload.engine import checking, records, rolling, saving, values
 from tierload.engine.loading import fill, table_of
 from tierload.errors import CommitNotFound, InvalidRequest, StoreIOError, StoreNotFound
 from tierload.settings import Settings
@@ -82,7 +83,9 @@ class Store:
             )
         except StoreIOError as error:
             if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
-                raise StoreNotFound(f"{self.path} holds no tierload store; tierload.save(state, path) makes one") from None
+                raise StoreNotFound(
+                    f"{self.path} holds no tierload store; tierload.save(state, path) makes one"
+                ) from None
             raise
         self.warnings = tuple(self._native.warnings)
         self.damage = self._native.damage
@@ -106,9 +109,7 @@ class Store:
         with self._lock:
             return self._view().head
 
-    def find(
-        self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None
-    ) -> Commit:
+    def find(self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Commit:
         """One commit, by step on the head's line, by (the beginning of) its id, or by tag; the head without any.
 
         Raises:
@@ -275,7 +276,6 @@ class Store:
             raise InvalidRequest("say where to roll back to: one of to=, lsn= and steps=")
         with self._lock:
             view = self._view()
-            head = view.find()
             if lsn is None:
                 target = view.back(steps) if steps is not None else self._find(to)  # type: ignore[arg-type]
                 lsn = target.lsn
@@ -284,20 +284,11 @@ class Store:
                 if txid not in view.by_txid:
                     raise CommitNotFound(f"at LSN {lsn} there was no commit, or it has been collected since")
                 target = view.by_txid[txid]
-            then = dict(self._native.state_at(lsn)[1])
-            now = dict(self._native.values)
-            changed = sorted(k.decode("utf-8", "surrogatepass") for k in then.keys() | now.keys() if then.get(k) != now.get(k))
-            line = set(view.line.txids)
-            left = [c for c in view.commits if c.txid in line and c.txid > target.txid] if target.txid in line else [
-                view.by_txid[txid] for txid in view.line.txids
-            ]
-            difference = checking.compare(self._native, head, target)
-            commit = None
-            if not dry_run:
-                meta = values.encode_meta(dict(target.metrics), target.note)
-                record = self._native.rollback(lsn, meta)
-                commit = self._view().by_txid[record.txid]
-        return RollbackPlan(head, target, tuple(left), tuple(changed), difference, commit)
+            plan = rolling.plan_rollback(self._native, view, target, lsn)
+            if dry_run:
+                return plan
+            txid = rolling.commit_rollback(self._native, plan, lsn)
+            return dataclasses.replace(plan, commit=self._view().by_txid[txid])
 
     # Small things between commits
 
@@ -305,16 +296,15 @@ class Store:
         """Names a commit (the head), moves the name, or removes it. A tagged commit is never collected."""
         with self._lock:
             if remove:
-                if name not in self._view().tags:
-                    raise CommitNotFound(f"no tag {name!r}; there are: {', '.join(sorted(self._view().tags)) or 'none'}")
+                self._view().find(tag=name)  # an error when there is none
                 txid = 0
             else:
                 txid = (self._view().find() if commit is None else self._find(commit)).txid
             self._native.tag(name.encode("utf-8", "surrogatepass"), txid)
 
     def record(self, key: str, value: object, step: int | None = None, *, sync: bool = True) -> int:
-        """Logs a small value between commits and returns its LSN; durable when it returns. With ``sync=False`` it becomes
-        durable with the next commit or synced record. A rollback brings back the value of its time."""
+        """Logs a small value between commits and returns its LSN; durable when it returns. With ``sync=False`` it
+        becomes durable with the next commit or synced record. A rollback brings back the value of its time."""
         document = values.encode_recorded(key, value, step)
         with self._lock:
             return self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
@@ -322,30 +312,13 @@ class Store:
     def recorded(self) -> dict[str, object]:
         """The current value of every recorded key."""
         with self._lock:
-            found = self._native.values
+            found = self._native.values()
         return {k.decode("utf-8", "surrogatepass"): values.decode_recorded(v)[0] for k, v in found.items()}
 
     def history(self) -> Iterator[Change]:
         """Every record of the journal that is kept, newest first."""
         with self._lock:
-            records = self._native.history(0)
-            steps = {c.id: c.step for c in self._view().commits}
-        for lsn, kind, nanoseconds, key, before, after, _ in records:
-            step = None
-            if kind == "change":
-                before, _ = values.decode_recorded(before) if before is not None else (None, None)
-                after, step = values.decode_recorded(after) if after is not None else (None, None)
-            commit = after if kind in ("commit", "rollback") else None
-            yield Change(
-                lsn=lsn,
-                kind=kind,
-                time=nanoseconds / 1e9,
-                key=key.decode("utf-8", "surrogatepass"),
-                before=before,
-                after=after,
-                step=steps.get(commit, step) if commit else step,
-                commit=commit,
-            )
+            yield from list(records.history(self._native, {c.id: c.step for c in self._view().commits}))
 
     # Looking after it
 
@@ -374,8 +347,8 @@ class Store:
         self, *, keep: int | None = None, keep_every: int | None = None, dry_run: bool = False
     ) -> CollectReport:
         """Drops old commits and frees what nothing references. ``keep``: the newest so many of the head's line;
-        ``keep_every``: also those whose step is a multiple. The head, tagged commits, and commits that a reader is using
-        stay. Without ``keep`` nothing is dropped; only remains of interrupted saves are removed.
+        ``keep_every``: also those whose step is a multiple. The head, tagged commits, and what a reader is using stay.
+        Without ``keep`` nothing is dropped; only remains of interrupted saves are removed.
 
         Raises:
             InvalidRequest: ``keep`` is less than 1.
@@ -397,6 +370,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
+        """Whether ``close`` was called."""
         return self._closed
 
     _closed = False
@@ -418,4 +392,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
-

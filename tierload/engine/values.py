@@ -19,7 +19,9 @@ def encode_recorded(key: str, value: object, step: int | None) -> bytes:
     """
     flat = flatten({"value": value, "step": step})
     if flat.chunks:
-        raise InvalidRequest(f"record({key!r}) is for small values; {flat.chunks[0].key!r} is a tensor: save it instead")
+        raise InvalidRequest(
+            f"record({key!r}) is for small values; {flat.chunks[0].key!r} is a tensor: save it instead"
+        )
     return flat.document
 
 

@@ -44,4 +44,5 @@ CHUNK_ROW = np.dtype(
 
 CHUNK_PACKED = 1
 
-assert SEGMENT_ROW.itemsize == 32 and PAGE_ROW.itemsize == 64 and CHUNK_ROW.itemsize == 64
+assert SEGMENT_ROW.itemsize == 32
+assert PAGE_ROW.itemsize == CHUNK_ROW.itemsize == 64

@@ -41,6 +41,7 @@ class ManifestTable:
         self._keys = keys.tobytes()
 
     def key(self, number: int) -> str:
+        """The key of one chunk."""
         row = self.chunks[number]
         start = int(row["key_offset"])
         return self._keys[start : start + int(row["key_length"])].decode("utf-8", "surrogatepass")

@@ -16,7 +16,7 @@ from tierload.errors import CorruptStore
 from tierload.state import rng
 from tierload.state.containers import FACTORIES
 from tierload.state.keys import Path
-from tierload.state.nodes import DROPPED, SCALARS, fields_of
+from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
 from tierload.state.registry import is_named_tuple
 from tierload.state.scalars import sized
 
@@ -45,8 +45,8 @@ def optimizer_node(reader: Reader, content: object, path: Path) -> OptimizerNode
     """Check and take apart the ``optimizer`` of an object."""
     labels, groups, states, rest = fields_of(content, "names", "groups", "state", "rest")
     names = [None if label is None else reader.key(label) for label in sized(labels)]
-    if any(name is not None and type(name) is not str for name in names):
-        raise CorruptStore(f"{path.shown()} has damaged names of parameters")
+    if any(name is not None and type(name) is not str for name in names) or tag_of(rest)[0] not in ("d", "map"):
+        raise CorruptStore(f"{path.shown()} is a damaged optimizer")
     below = path.child("state")
     entries = []
     for label, node in (sized(pair, 2) for pair in sized(states)):
@@ -407,7 +407,7 @@ def _optimizer(reader: Reader, content: object, path: Path) -> Decoding:
     if groups is DROPPED and not states and rest is DROPPED:
         return DROPPED
     whole: dict[str, Any] = {"state": states, "param_groups": [] if groups is DROPPED else groups}
-    if isinstance(rest, dict):
+    if isinstance(rest, dict):  # not so where the key filter drops it
         whole |= rest
     return whole | {"names": node.names}
 

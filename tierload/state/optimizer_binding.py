@@ -61,6 +61,7 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     _match_parameters(binder, live, match, path)
     _match_groups(binder, live, match, path)
     states = _bind_states(binder, live, match, parameters)
+    binder.reader.unfiltered(*saved.rest)  # checks it, and makes the memory that it needs
     binder.actions.append(lambda: _apply(binder, live, match, parameters, states, path))
 
 

@@ -82,6 +82,8 @@ def rebuild(kind: str, state: Any) -> object:
     Raises:
         CorruptStore: It is no state of such a generator.
     """
+    if kind not in ("python", "all") and type(state) is not dict:
+        raise CorruptStore(f"the state document has a damaged {kind} state")
     try:
         if kind == "all" or (kind == "torch.Generator" and state["device"] != "cpu" and not torch.cuda.is_available()):
             return state
@@ -98,6 +100,24 @@ def rebuild(kind: str, state: Any) -> object:
         raise CorruptStore(f"the state document has a damaged {kind} state: {error!r}") from error
     restore(value, state)
     return value
+
+
+def _checked(state: Any) -> Any:
+    """A numpy state whose positions lie inside its buffers: numpy itself would read beyond them.
+
+    Raises:
+        ValueError: One does not.
+    """
+    name = state["bit_generator"]
+    if name == "MT19937":
+        position, last = state["state"]["pos"], 624
+    elif name == "Philox":
+        position, last = state["buffer_pos"], 4
+    else:
+        return state
+    if type(position) is not int or not 0 <= position <= last:
+        raise ValueError(f"position {position!r} in a buffer of {last}")
+    return state
 
 
 def mismatch(value: Any, state: Any) -> str:
@@ -130,16 +150,16 @@ def restore(value: Any, state: Any) -> None:
         if kind == "python":
             value.setstate(state)
         elif kind == "numpy.RandomState":
-            value.set_state(state)
+            value.set_state(_checked(state))
         elif kind == "numpy.Generator":
-            value.bit_generator.state = state
+            value.bit_generator.state = _checked(state)
         elif kind == "numpy.BitGenerator":
-            value.state = state
+            value.state = _checked(state)
         elif kind == "torch.Generator":
             value.set_state(state["state"])
         else:
             random.setstate(state["python"])
-            np.random.set_state(state["numpy"])
+            np.random.set_state(_checked(state["numpy"]))
             torch.set_rng_state(state["torch"])
             if "cuda" in state and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])

@@ -102,6 +102,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing was found wrong."""
         return not self.damages
 
 

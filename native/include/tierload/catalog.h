@@ -98,6 +98,8 @@ class Catalog {
   // Sets (or removes) a small value; durable when it returns unless `sync` is false, then with the next durable record.
   uint64_t change(const std::string& key, std::optional<std::string> value, bool sync);
   uint64_t tag(const std::string& name, uint64_t txid);  // txid 0 removes
+  // Makes records that were appended without a sync durable.
+  void flush();
   // A commit with the state that was current at `lsn`: its head's manifest and its values. The manifest is checked.
   CommitPtr rollback(uint64_t lsn, const std::string& meta);
 

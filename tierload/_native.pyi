@@ -1,0 +1,215 @@
+"""
+The native core of tierload; docs/ARCHITECTURE.md says what belongs here.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+import numpy.typing
+from numpy.typing import NDArray
+
+
+class Faults:
+    """Makes chosen storage calls of a store fail; for tests."""
+
+    def __init__(self) -> None: ...
+
+    def arm(self, at: int, kind: str = 'fail', code: int = 5, times: int = 1, op: str = '') -> None: ...
+
+    def disarm(self) -> None: ...
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def hit(self) -> bool: ...
+
+class Progress:
+    """Raw bytes moved so far by the call that was given this object."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+class Manifest:
+    """An open, verified manifest shard; rows are views of the mapped file."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def segments(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def pages(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def chunks(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def dims(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def keys(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    @property
+    def state(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
+
+    def segment_path(self, arg: int, /) -> str: ...
+
+    def key_of_page(self, arg: int, /) -> bytes:
+        """The key, as UTF-8, of the first chunk that a page belongs to."""
+
+    def read(self, pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int, touched: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], progress: Progress | None) -> None:
+        """
+        Reads and verifies parts of pages into memory; see read_pages in tierload/engine.h.
+        """
+
+    def check(self, pages: numpy.typing.ArrayLike, threads: int, progress: Progress | None) -> list[tuple[int, str, int, str]]:
+        """
+        Verifies pages to the last byte; returns (page, path, offset, what) for each failure.
+        """
+
+class CommitRecord:
+    """A commit as the journal holds it."""
+
+    @property
+    def txid(self) -> int: ...
+
+    @property
+    def parent(self) -> int: ...
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def rollback(self) -> bool: ...
+
+    @property
+    def lsn(self) -> int: ...
+
+    @property
+    def time(self) -> int: ...
+
+    @property
+    def raw_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def meta(self) -> bytes: ...
+
+    @property
+    def manifest(self) -> str: ...
+
+class CollectResult:
+    @property
+    def removed_files(self) -> int: ...
+
+    @property
+    def freed_bytes(self) -> int: ...
+
+    @property
+    def pinned(self) -> int: ...
+
+class Store:
+    """An open store; see tierload/catalog.h. One call at a time."""
+
+    def __init__(self, path: str, writable: bool, holder: str, take_over: bool, faults: Faults | None, journal_roll_bytes: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def last_lsn(self) -> int: ...
+
+    @property
+    def warnings(self) -> list[str]: ...
+
+    @property
+    def damage(self) -> str: ...
+
+    @property
+    def head_damage(self) -> str: ...
+
+    def check_commit(self, arg: int, /) -> str:
+        """What is wrong with a commit's manifest or segments, or ''."""
+
+    @property
+    def free_bytes(self) -> int: ...
+
+    @property
+    def head(self) -> int: ...
+
+    def commits(self) -> list[CommitRecord]: ...
+
+    def tags(self) -> dict[bytes, int]: ...
+
+    def values(self) -> dict[bytes, bytes]: ...
+
+    def begin(self) -> Save: ...
+
+    def change(self, key: bytes, value: bytes | None, sync: bool) -> int: ...
+
+    def tag(self, arg0: bytes, arg1: int, /) -> int: ...
+
+    def rollback(self, arg0: int, arg1: bytes, /) -> CommitRecord: ...
+
+    def collect(self, arg: Sequence[int], /) -> CollectResult: ...
+
+    def history(self, after: int) -> list[tuple[int, str, int, bytes, object, object, int]]:
+        """
+        Records after an LSN, newest first: LSN, kind, time, key, before, after, txid.
+        """
+
+    def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Head, values and the encoded catalog as they were at an LSN."""
+
+    def manifest(self, txid: int) -> Manifest: ...
+
+    def check_manifests(self, txid: int) -> tuple[str, str]:
+        """What is wrong with the two copies of a commit's manifest, or ''."""
+
+    def segment_size(self, path: str) -> int | None: ...
+
+class Save:
+    """One attempt to commit; see Transaction in tierload/catalog.h."""
+
+    def write(self, pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], parent: Manifest | None, compression: str, threads: int, segment_bytes: int, progress: Progress | None) -> None: ...
+
+    def commit(self, step: int | None, meta: bytes, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes, tags: Sequence[bytes]) -> CommitRecord: ...
+
+    def abort(self) -> None: ...
+
+    @property
+    def pages(self) -> int: ...
+
+    @property
+    def raw_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def written_pages(self) -> int: ...
+
+def tree_digest(data: bytes) -> tuple[int, int]: ...
+
+def key_hash(arg: bytes, /) -> int: ...

@@ -1,0 +1,80 @@
+"""``tierload diff``: what changed between two commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tierload.cli.arguments import AsJson, StorePath, Which
+from tierload.cli.opening import open_to_read, recorded_at
+from tierload.cli.output import print_json, print_table, say
+from tierload.cli.text import clean, commit_json, counted, name, shown, size, to_json
+from tierload.cli.which import find
+from tierload.types import Difference
+
+__all__ = ["diff", "difference_json", "print_values", "values_json"]
+
+
+def diff(path: StorePath, a: Which, b: Which, as_json: AsJson = False) -> None:
+    """Shows what changed from commit A to B: keys by their digests (no data is read), and recorded values.
+
+    A difference is no failure: the exit code is 0.
+    """
+    with open_to_read(path) as store:
+        old, new = find(store, a), find(store, b)
+        difference = store.diff(old, new)
+        before, after = (recorded_at(store, commit.lsn) or {} for commit in (old, new))
+    if as_json:
+        document = {
+            "store": path,
+            "a": commit_json(old),
+            "b": commit_json(new),
+            **difference_json(difference),
+            "values": values_json(difference.values, before, after),
+        }
+        print_json(document)
+        return
+    say(f"from {name(old)} to {name(new)}")
+    rows = [
+        *(("changed", key) for key in difference.changed),
+        *(("added", key) for key in difference.added),
+        *(("removed", key) for key in difference.removed),
+    ]
+    if rows:
+        say()
+        print_table(("what", "key"), [(what, clean(key)) for what, key in rows])
+    print_values(difference.values, before, after)
+    say()
+    say(
+        f"{len(difference.changed):,} changed, {len(difference.added):,} added, {len(difference.removed):,} removed "
+        f"({size(difference.changed_bytes)}); {difference.unchanged:,} unchanged; "
+        f"{counted(len(difference.values), 'recorded value')} changed"
+    )
+
+
+def difference_json(difference: Difference) -> dict[str, object]:
+    """The keys of a difference, for a document."""
+    return {
+        "changed": list(difference.changed),
+        "added": list(difference.added),
+        "removed": list(difference.removed),
+        "unchanged": difference.unchanged,
+        "changed_bytes": difference.changed_bytes,
+    }
+
+
+def values_json(
+    keys: Sequence[str], before: Mapping[str, object], after: Mapping[str, object]
+) -> list[dict[str, object]]:
+    """Recorded values that differ, for a document; a side without the key has null."""
+    return [{"key": key, "before": to_json(before.get(key)), "after": to_json(after.get(key))} for key in keys]
+
+
+def print_values(keys: Sequence[str], before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    """Recorded values that differ, as a table."""
+    if not keys:
+        return
+    say()
+    print_table(
+        ("recorded", "before", "after"),
+        [(clean(key), *(shown(side[key]) if key in side else "-" for side in (before, after))) for key in keys],
+    )

@@ -1,0 +1,33 @@
+"""Going back: what a rollback will change, and doing it."""
+
+from __future__ import annotations
+
+from tierload import _native
+from tierload.catalog import CatalogView
+from tierload.engine import checking, values
+from tierload.types import Commit, RollbackPlan
+
+__all__ = ["commit_rollback", "plan_rollback"]
+
+
+def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn: int) -> RollbackPlan:
+    """What going back to ``target`` as it was at ``lsn`` changes. Nothing is written."""
+    head = view.find()
+    then, now = native.state_at(lsn)[1], native.values()
+    changed = {key for key in then.keys() | now.keys() if then.get(key) != now.get(key)}
+    # Going back along the line leaves behind what is newer; going to a superseded commit leaves the line itself.
+    on_line = target.txid in view.line
+    left = [view.by_txid[txid] for txid in view.line.txids if not on_line or txid > target.txid]
+    return RollbackPlan(
+        head=head,
+        target=target,
+        superseded=tuple(left),
+        values=tuple(sorted(key.decode("utf-8", "surrogatepass") for key in changed)),
+        difference=checking.compare(native, head, target),
+    )
+
+
+def commit_rollback(native: _native.Store, plan: RollbackPlan, lsn: int) -> int:
+    """Commits a planned rollback; returns the new commit's txid."""
+    meta = values.encode_meta(dict(plan.target.metrics), plan.target.note)
+    return native.rollback(lsn, meta).txid

@@ -1,0 +1,71 @@
+"""What a caller wants of a store: its commits, and the tensors of one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .catalog import Catalog, Commit, open_catalog
+from .manifest import Manifest, Tensor
+from .report import Damage, Report
+from .tensors import tensors_of
+
+
+def read(
+    store: str | os.PathLike[str],
+    commit: str | int | None = None,
+    step: int | None = None,
+    tag: str | None = None,
+    report: Report | None = None,
+) -> dict[str, Tensor]:
+    """Every tensor of a commit by its key: dtype name, shape, row-major bytes.
+
+    `commit` is a txid, or the id or the beginning of it. When none is named it is the newest of the head's line whose
+    manifest and segments are whole. What is damaged is left out and named in `report.problems`; without a report,
+    damage raises `Damage`.
+    """
+    own = report or Report()
+    tensors, _ = extract(Path(store), own, {"commit": commit, "step": step, "tag": tag})
+    own.check(report)
+    return tensors
+
+
+def commits(store: str | os.PathLike[str], report: Report | None = None) -> list[Commit]:
+    """The commits of a store in the order of their txids; without a report, damage raises `Damage`."""
+    own = report or Report()
+    found = [commit for _, commit in sorted(open_catalog(Path(store), own).commits.items())]
+    own.check(report)
+    return found
+
+
+def extract(store: Path, report: Report, which: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a commit, and everything else of it as text."""
+    catalog = open_catalog(store, report)
+    commit, manifest, where = _readable(store, catalog.select(**which), report)
+    facts = {name: value for name, value in vars(commit).items() if name not in ("meta", "shard")}
+    values = {key: value.decode("utf-8", "backslashreplace") for key, value in catalog.values.items()}
+    texts = {"commit": json.dumps(facts), "meta": commit.meta, "values": json.dumps(values)}
+    texts["state"] = manifest.state.decode("ascii", "backslashreplace")
+    return tensors_of(manifest, where), {f"tierload.{name}": text for name, text in texts.items()}
+
+
+def _readable(store: Path, wanted: list[Commit], report: Report) -> tuple[Commit, Manifest, str]:
+    """The first commit that is whole, else the first whose manifest is; why others were passed over is reported."""
+    second = None
+    for commit in wanted:
+        where = f"commit {commit.txid} ({commit.id})"
+        try:
+            manifest = Manifest(store, commit.shard, report)
+        except ValueError as damage:
+            report.problems.append(f"{where}: {damage}")
+            continue
+        second = second or (commit, manifest, where)
+        missing = manifest.missing()
+        if not missing or len(wanted) == 1:
+            return commit, manifest, where
+        report.problems.append(f"{where}: {'; '.join(missing)}")
+    if second is None:
+        raise Damage(report.problems.pop())
+    return second
