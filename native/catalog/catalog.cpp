@@ -1,6 +1,8 @@
 // Changing a store: transactions, small values, tags, rollback (docs/FORMAT.md section 9).
 #include "tierload/catalog.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 
 #include "catalog/super.h"
@@ -226,6 +228,10 @@ void Catalog::check_fence() {
 
 void Catalog::check_usable() const {
   if (!journal_) throw UsageError(storage_->name() + " is open for reading only");
+  if (owner_ != getpid()) {
+    throw UsageError(storage_->name() + " was opened for writing by process " + std::to_string(owner_) +
+                     ", which holds it; a forked process has to open it itself");
+  }
   if (!poison_.empty()) {
     throw PoisonedError(storage_->name() + ": this writer failed earlier (" + poison_ +
                         ") and acknowledges nothing more; open the store anew");

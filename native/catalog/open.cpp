@@ -1,5 +1,6 @@
 // Opening a store and recovering what it holds (docs/FORMAT.md section 10).
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,6 +41,7 @@ Catalog::~Catalog() = default;
 std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> storage, CatalogOptions options) {
   std::unique_ptr<Catalog> catalog(new Catalog(std::move(storage), std::move(options)));
   Storage& disk = *catalog->storage_;
+  catalog->owner_ = getpid();
   disk.make_dir("");
   catalog->lock(catalog->options_.take_over);
   for (const char* dir : {"wal", "man", "seg"}) disk.make_dir(dir);

@@ -18,6 +18,14 @@ std::string parent(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
+// Offsets that no file can have.
+void check_end(const char* op, const std::string& path, uint64_t offset, uint64_t length) {
+  constexpr uint64_t end_max = uint64_t{1} << 62;
+  if (offset > end_max || length > end_max || offset + length > end_max) throw IoError(op, path, EFBIG);
+}
+
+using Guard = std::lock_guard<std::recursive_mutex>;
+
 void check_path(const std::string& path) {
   if (path.empty() || path.front() == '/' || path.back() == '/' || path.find('\0') != std::string::npos) {
     throw IoError("open", path, EINVAL);
@@ -144,26 +152,36 @@ class SimulatedFile : public File {
   SimulatedFile(SimulatedStorage& storage, std::string path, uint32_t inode, bool writable)
       : storage_(storage), path_(std::move(path)), inode_(inode), writable_(writable) {}
 
-  size_t read(uint64_t offset, MutableBytes into) override { return content().read(offset, into); }
+  size_t read(uint64_t offset, MutableBytes into) override {
+    const Guard guard(storage_.mutex_);
+    return content().read(offset, into);
+  }
 
   void write(uint64_t offset, std::span<const Bytes> parts) override {
     if (!writable_) throw IoError("write", path_, EBADF);
     auto data = std::make_shared<std::vector<std::byte>>();
     for (const Bytes part : parts) data->insert(data->end(), part.begin(), part.end());
     if (data->empty()) return;
+    check_end("write", path_, offset, data->size());
     storage_.record({Call::Kind::write, "", inode_, offset, 0, std::move(data)});
   }
 
   void sync() override { storage_.record({Call::Kind::sync, "", inode_, 0, 0, nullptr}); }
-  uint64_t size() override { return content().size; }
+  uint64_t size() override {
+    const Guard guard(storage_.mutex_);
+    return content().size;
+  }
 
   void truncate(uint64_t size) override {
     if (!writable_) throw IoError("truncate", path_, EINVAL);
+    check_end("truncate", path_, size, 0);
     storage_.record({Call::Kind::truncate, "", inode_, 0, size, nullptr});
   }
 
   bool punch(uint64_t offset, uint64_t length) override {
     if (!writable_) throw IoError("punch", path_, EBADF);
+    check_end("punch", path_, offset, length);
+    if (length == 0) return true;
     storage_.record({Call::Kind::punch, "", inode_, offset, length, nullptr});
     return true;
   }
@@ -182,6 +200,7 @@ class SimulatedFile : public File {
   }
 
   bool linked() override {
+    const Guard guard(storage_.mutex_);
     const auto& names = storage_.now_.names;
     return std::any_of(names.begin(), names.end(), [&](const auto& entry) { return entry.second == inode_; });
   }
@@ -202,6 +221,7 @@ class SimulatedFile : public File {
       bool exclusive_;
     };
     if (exclusive && !writable_) throw IoError("lock", path_, EBADF);
+    const Guard guard(storage_.mutex_);
     auto& state = storage_.locks_[inode_];
     if (!state) state = std::make_shared<SimulatedStorage::LockState>();
     if (state->exclusive || (exclusive && state->shared > 0)) return nullptr;
@@ -233,12 +253,21 @@ SimulatedStorage::SimulatedStorage(const Image& durable, std::span<const Call> c
 }
 
 void SimulatedStorage::record(Call call) {
+  const Guard guard(mutex_);
   now_.apply(call);
   calls_.push_back(std::move(call));
 }
 
-std::unique_ptr<File> SimulatedStorage::open(const std::string& path, OpenMode mode) {
+// A file's name must not be a directory's, nor stand below another file's.
+void SimulatedStorage::check_place(const std::string& path) const {
   check_path(path);
+  if (now_.dirs.contains(path)) throw IoError("open", path, EISDIR);
+}
+
+std::unique_ptr<File> SimulatedStorage::open(const std::string& path, OpenMode mode) {
+  const Guard guard(mutex_);
+  check_path(path);
+  if (now_.dirs.contains(path)) throw IoError("open", path, mode == OpenMode::create ? EEXIST : EISDIR);
   const auto found = now_.names.find(path);
   if (mode == OpenMode::create) {
     if (found != now_.names.end()) throw IoError("create", path, EEXIST);
@@ -252,13 +281,16 @@ std::unique_ptr<File> SimulatedStorage::open(const std::string& path, OpenMode m
 }
 
 std::optional<uint64_t> SimulatedStorage::size(const std::string& path) {
-  check_path(path);
+  const Guard guard(mutex_);
+  check_place(path);
   const auto found = now_.names.find(path);
   if (found == now_.names.end()) return std::nullopt;
   return now_.files.at(found->second).size;
 }
 
 std::vector<std::string> SimulatedStorage::list(const std::string& dir) {
+  const Guard guard(mutex_);
+  if (!dir.empty()) check_path(dir);
   std::vector<std::string> names;
   const std::string prefix = dir.empty() ? "" : dir + "/";
   for (auto it = now_.names.lower_bound(prefix); it != now_.names.end() && it->first.starts_with(prefix); ++it) {
@@ -275,24 +307,33 @@ std::vector<std::string> SimulatedStorage::list(const std::string& dir) {
 }
 
 void SimulatedStorage::make_dir(const std::string& dir) {
-  if (!dir.empty()) check_path(dir);
+  const Guard guard(mutex_);
+  if (!dir.empty()) {
+    check_path(dir);
+    if (now_.names.contains(dir)) throw IoError("make_dir", dir, EEXIST);
+    if (!now_.dirs.contains(parent(dir))) throw IoError("make_dir", dir, ENOENT);
+  }
   if (!now_.dirs.contains(dir)) record({Call::Kind::make_dir, dir, 0, 0, 0, nullptr});
 }
 
 void SimulatedStorage::sync_dir(const std::string& dir) {
+  const Guard guard(mutex_);
+  if (!dir.empty()) check_path(dir);
   if (!now_.dirs.contains(dir)) throw IoError("sync_dir", dir, ENOENT);
   record({Call::Kind::sync_dir, dir, 0, 0, 0, nullptr});
 }
 
 bool SimulatedStorage::remove(const std::string& path) {
-  check_path(path);
+  const Guard guard(mutex_);
+  check_place(path);
   if (!now_.names.contains(path)) return false;
   record({Call::Kind::remove, path, 0, 0, 0, nullptr});
   return true;
 }
 
 uint64_t SimulatedStorage::allocated(const std::string& path) {
-  check_path(path);
+  const Guard guard(mutex_);
+  check_place(path);
   const auto found = now_.names.find(path);
   if (found == now_.names.end()) return 0;
   const auto& blocks = now_.files.at(found->second).blocks;

@@ -13,6 +13,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -77,17 +78,18 @@ class SimulatedStorage : public Storage {
   std::string name() const override { return "simulated"; }
 
   const std::vector<Call>& calls() const { return calls_; }
-  const Image& start() const { return start_; }
   const Image& now() const { return now_; }
 
  private:
   friend class SimulatedFile;
   void record(Call call);
+  void check_place(const std::string& path) const;
 
   struct LockState {
     int shared = 0;
     bool exclusive = false;
   };
+  std::recursive_mutex mutex_;  // the contract allows threads, so the suite uses them
   Image start_;
   Image now_;
   std::vector<Call> calls_;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tierload.cli.arguments import AsJson, StorePath, Which
+from tierload.cli.arguments import AsJson, StorePath, WhichA, WhichB
 from tierload.cli.opening import open_to_read, recorded_at
 from tierload.cli.output import print_json, print_table, say
 from tierload.cli.text import clean, commit_json, counted, name, shown, size, to_json
@@ -14,10 +14,10 @@ from tierload.types import Difference
 __all__ = ["diff", "difference_json", "print_values", "values_json"]
 
 
-def diff(path: StorePath, a: Which, b: Which, as_json: AsJson = False) -> None:
-    """Shows what changed from commit A to B: keys by their digests (no data is read), and recorded values.
+def diff(path: StorePath, a: WhichA, b: WhichB, as_json: AsJson = False) -> None:
+    """Shows what changed from one commit to another.
 
-    A difference is no failure: the exit code is 0.
+    Keys are compared by the digests of their pages, so no data is read. A difference is no failure: the exit code is 0.
     """
     with open_to_read(path) as store:
         old, new = find(store, a), find(store, b)

@@ -42,7 +42,8 @@ Exit codes:
   4    another process holds the store
   5    the operating system refused: disk full, permissions, a failed disk
   6    the store needs a newer release
-  130  interrupted, or the question was not answered with yes; 141 when the reader of a pipe went away"""
+  130  interrupted, or the question was not answered with yes
+  141  whoever read the output through a pipe went away"""
 
 # The first that fits counts. What is left is the operating system's: StoreIOError and OSError.
 _CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (

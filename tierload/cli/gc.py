@@ -9,7 +9,7 @@ import typer
 from tierload.cli.arguments import AsJson, DryRun, StorePath
 from tierload.cli.opening import open_to_read, open_to_write
 from tierload.cli.output import print_json, print_table, say
-from tierload.cli.text import clean, commit_json, counted, pairs, short, size, when
+from tierload.cli.text import commit_json, counted, pairs, short, size, when
 from tierload.types import CollectReport
 
 __all__ = ["gc"]
@@ -32,6 +32,8 @@ def gc(
     The head, tagged commits, and data that a reader is using stay; commits that a rollback left behind go, unless they
     are tagged. Without --keep no commit is dropped: only remains of interrupted saves are removed.
     """
+    if keep_every is not None and keep is None:
+        raise typer.BadParameter("--keep-every needs --keep: how many of the newest commits to keep besides")
     with open_to_read(path) if dry_run else open_to_write(path) as store:
         report = store.collect(keep=keep, keep_every=keep_every, dry_run=dry_run)
     if as_json:
@@ -53,7 +55,7 @@ def _print(report: CollectReport, dry_run: bool) -> None:
         print_table(
             ("commit", "step", "time", "metrics", "size"),
             [
-                (short(each), str(each.step), when(each.time), clean(pairs(each.metrics)), size(each.raw_bytes))
+                (short(each), str(each.step), when(each.time), pairs(each.metrics), size(each.raw_bytes))
                 for each in report.dropped
             ],
             right=("step", "size"),

@@ -20,11 +20,16 @@ __all__ = ["log"]
 def log(
     path: StorePath,
     everything: Annotated[bool, typer.Option("--all", help="Also commits that a rollback left behind.")] = False,
-    number: Annotated[int | None, typer.Option("-n", min=1, help="The newest N only.", show_default=False)] = None,
+    number: Annotated[
+        int | None, typer.Option("-n", metavar="N", min=1, help="The newest N only.", show_default=False)
+    ] = None,
     records: Annotated[bool, typer.Option("--records", help="Every record of the journal instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lists commits, newest first: the head's line, or all with --all."""
+    """Lists commits, newest first.
+
+    The head's line: commits that a rollback left behind are shown with --all.
+    """
     with open_to_read(path) as store:
         commits = store.commits()
         if records:
@@ -106,7 +111,8 @@ def _tagged(txid: object, commits: Mapping[int, Commit]) -> str:
 def _record_json(change: Change, commits: Mapping[int, Commit]) -> dict[str, object]:
     before, after = change.before, change.after
     if change.kind == "tag":
-        before, after = (commits[txid].id if txid in commits else None for txid in (before, after))
+        ids = {txid: commit.id for txid, commit in commits.items()}
+        before, after = (ids.get(txid) if isinstance(txid, int) else None for txid in (before, after))
     return {
         "lsn": change.lsn,
         "kind": change.kind,

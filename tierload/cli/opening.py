@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tierload.cli.output import warn
 from tierload.cli.text import clean
 from tierload.errors import InvalidRequest, StoreBusy
@@ -71,6 +69,8 @@ def recorded_at(store: Store, lsn: int) -> dict[str, object] | None:
 
 def stored_bytes(store: Store, commit: Commit) -> int:
     """How many bytes the commit's pages have in segments, those that it shares with other commits too."""
+    import numpy as np
+
     from tierload.engine.loading import table_of
 
     pages = table_of(store._native.manifest(commit.txid)).pages[["segment", "offset", "stored_length"]]

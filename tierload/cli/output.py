@@ -10,37 +10,44 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from tierload.cli.text import size
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["print_facts", "print_json", "print_table", "progress", "say", "warn"]
 
 _PROGRESS_LINE_S = 15.0  # between two lines of progress where there is no terminal
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # rich calls this while it handles the error, and would exit with 1, which means damage here
+def _terminal(stream: TextIO) -> Console | None:
+    """The console of a terminal; None for everything else, which gets plain lines whatever FORCE_COLOR says."""
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def _console(*, stderr: bool = False) -> Console:
-    # Made anew each time, since tests replace the streams. FORCE_COLOR does not turn a pipe into a terminal here.
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return _Console(stderr=stderr, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+def _line(stream: TextIO, text: str, style: str) -> None:
+    console = _terminal(stream)
+    if console is not None:
+        console.print(text, style=style, soft_wrap=True)
+    else:
+        stream.write(text + "\n")
+        stream.flush()
 
 
 def say(text: str = "", style: str = "") -> None:
     """A line of the result."""
-    _console().print(Text(text, style), soft_wrap=True)
+    _line(sys.stdout, text, style)
 
 
 def warn(text: str) -> None:
     """A line beside the result."""
-    _console(stderr=True).print(Text(f"tierload: {text}", "yellow"), soft_wrap=True)
+    _line(sys.stderr, f"tierload: {text}", "yellow")
 
 
 def print_json(document: object) -> None:
@@ -52,43 +59,50 @@ def print_json(document: object) -> None:
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Names and values, one a line."""
     width = max(len(name) for name, _ in facts)
-    console = _console()
     for name, value in facts:
-        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
+        say(f"{name:<{width}}  {value}")
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), dim: Sequence[bool] = ()
 ) -> None:
     """A table: ``right`` are the columns of numbers; ``dim`` says for each row whether it matters less."""
-    if sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for number, column in enumerate(columns):
-            table.add_column(
-                column, justify="right" if column in right else "left", no_wrap=number == 0, overflow="fold"
-            )
-        for number, row in enumerate(rows):
-            table.add_row(*(Text(cell) for cell in row), style="dim" if dim and dim[number] else "")
-        _console().print(table)
+    console = _terminal(sys.stdout)
+    if console is None:
+        sys.stdout.writelines(line + "\n" for line in _plain_lines(columns, rows, right))
+        sys.stdout.flush()
         return
-    widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
-    for row in [columns, *rows]:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    sys.stdout.flush()
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, no_wrap=number == 0, overflow="fold")
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="dim" if dim and dim[number] else "")
+    console.print(table)
+
+
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> Iterator[str]:
+    lines = [columns, *rows]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
+    for line in lines:
+        cells = zip(columns, line, widths, strict=True)
+        yield "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width) for column, cell, width in cells
+        ).rstrip()
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that takes numbers of bytes as they are done; ``total`` is what to expect."""
-    if sys.stderr.isatty():
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    console = _terminal(sys.stderr)
+    if console is not None:
+        from rich import progress as rich
 
-        parts = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(TextColumn(title), BarColumn(), *parts, console=_console(stderr=True), transient=True) as bar:
+        sizes = (rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+        columns = (rich.TextColumn(title), rich.BarColumn(), *sizes)
+        with rich.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
         return

@@ -15,7 +15,7 @@ __all__ = ["show"]
 
 
 def show(path: StorePath, which: OptionalWhich = None, as_json: AsJson = False) -> None:
-    """Shows one commit (the head): its metrics, recorded values, keys and sizes."""
+    """Shows one commit and what it holds: metrics, recorded values, keys and sizes."""
     with open_to_read(path) as store:
         commit = find(store, which)
         keys = store.keys(commit)
@@ -53,7 +53,8 @@ def _facts(commit: Commit, known: Mapping[str, Commit], stored: int) -> list[tup
         ("note", clean(commit.note)),
         ("lsn", str(commit.lsn)),
         ("size", f"{size(commit.raw_bytes)} ({commit.raw_bytes:,} bytes)"),
-        ("stored", f"{size(stored)}, of which this commit wrote {size(commit.written_bytes)}"),
+        ("stored", f"{size(stored)} in pages, shared ones included"),
+        ("written", f"{size(commit.written_bytes)} of segments by this commit"),
     ]
     return [(label, value) for label, value in facts if value]
 

@@ -19,13 +19,16 @@ __all__ = ["tag"]
 def tag(
     path: StorePath,
     label: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The tag; without it, tags are listed.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="The tag; without it, tags are listed.", show_default=False)
     ] = None,
     which: OptionalWhich = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tag.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Names a commit (the head), moves a name, removes it, or lists all. Tagged commits are never collected."""
+    """Names a commit, or lists the names.
+
+    A name that is taken moves to the new commit. Tagged commits are never dropped by gc.
+    """
     if remove and (label is None or which is not None):
         raise typer.BadParameter("--remove needs the name of a tag, and nothing else")
     if label is None:

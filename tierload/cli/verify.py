@@ -19,7 +19,7 @@ from tierload.types import Commit, Damage, VerifyReport
 if TYPE_CHECKING:
     from tierload.engine import Store
 
-__all__ = ["damage_json", "is_whole", "verify", "verify_pages"]
+__all__ = ["damage_json", "described", "is_whole", "verify", "verify_pages"]
 
 
 def verify(
@@ -31,9 +31,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks the journal and the metadata of all commits (both copies), and every byte of the head's pages.
+    """Checks that what is on disk is what was written.
 
-    Repairs nothing. Exits with 1 when anything is damaged, and says which commits are whole.
+    That is the journal, the metadata of all commits (both copies), and every byte of the head's pages, of one other
+    commit's, or with --full of all commits'. Repairs nothing. Exits with 1 when anything is damaged, and says which commits are whole.
     """
     if full and which is not None:
         raise typer.BadParameter("--full reads all commits, --commit one: give one of them")
@@ -108,6 +109,13 @@ def damage_json(damage: Damage) -> dict[str, object]:
     }
 
 
+def described(damage: Damage) -> str:
+    """A damage on one line: what, and where. The engine's text names the commits of pages, not those of metadata."""
+    pairs = zip(damage.commits, damage.steps, strict=True) if damage.page < 0 else ()
+    named = ", ".join(f"{commit[:12]} (step {step})" for commit, step in pairs)
+    return f"commit {named}: {clean(damage.message)}" if named else clean(damage.message)
+
+
 def _print_report(report: VerifyReport, read: list[Commit]) -> None:
     whose = "of all commits" if report.full else f"of {name(read[0])}" if read else "of no commit"
     say(
@@ -115,7 +123,7 @@ def _print_report(report: VerifyReport, read: list[Commit]) -> None:
         f"{counted(report.pages, 'page')} {whose} ({size(report.bytes)}) in {report.seconds:.1f} s"
     )
     for damage in report.damages:
-        say(f"DAMAGED {clean(damage.message)}", "red")
+        say(f"DAMAGED {described(damage)}", "red")
     say("no damage" if report.ok else counted(len(report.damages), "damage"), "green" if report.ok else "bold red")
 
 

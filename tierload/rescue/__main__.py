@@ -1,7 +1,5 @@
 """The command. Exit codes: 0 fine; 1 something damaged was skipped (it is named on stderr); 2 usage, or no store."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the journal says there is: commits, tags and values (docs/FORMAT.md sections 5.2 to 5.5 and 10)."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from .files import Cursor
 from .journal import RecordHeader, journals, read_super
 from .report import Damage, Refused, Report
 
+SNAPSHOT, COMMIT, CHANGE, TAG, COLLECT = range(1, 6)  # types of records
 Shard = namedtuple("Shard", ["rank", "epoch", "txid", "length", "digest"])  # a root row: the manifest of a commit
 Change = tuple[str, bytes | None, bytes | None]  # key, value before, value after
 
@@ -32,6 +31,7 @@ class Commit:
     previous: str
     meta: str
     shard: Shard
+    changes: list[Change]
     tags: list[str] = field(default_factory=list)
 
 
@@ -49,27 +49,25 @@ def _change(cursor: Cursor) -> Change:
     return key, before, after
 
 
-def _commit(cursor: Cursor, lsn: int, time: int) -> tuple[Commit, list[Change]]:
-    """A COMMIT payload: the commit, and the changes that it brings."""
+def _commit(cursor: Cursor, lsn: int, time: int) -> Commit:
     txid, parent, source, step, flags, ranks, previous, raw, _, length, count = cursor.unpack("<QQQqII16sQQII")
     if ranks != 1:
         raise Damage(f"commit {txid}: {ranks} ranks, where format 1 has one")
     shard = Shard(*cursor.unpack("<I4xQQQ16s16x"))
     meta, name = cursor.text(length), f"{xxhash.xxh3_128_intdigest(cursor.data):032x}"
     cursor.align()
-    before = f"{int.from_bytes(previous, 'little'):032x}"
-    commit = Commit(name, txid, parent, source, step if flags & 1 else None, raw, lsn, time, before, meta, shard)
-    return commit, [_change(cursor) for _ in range(count)]
+    step, previous = step if flags & 1 else None, f"{int.from_bytes(previous, 'little'):032x}"
+    changes = [_change(cursor) for _ in range(count)]
+    return Commit(name, txid, parent, source, step, raw, lsn, time, previous, meta, shard, changes)
 
 
 def _entries(cursor: Cursor, count: int) -> dict[int, Commit]:
-    found = {}
+    found = []
     for _ in range(count):
         lsn, time, length = cursor.unpack("<QQI4x")
-        commit, _ = _commit(Cursor(cursor.take(length)), lsn, time)
-        found[commit.txid] = commit
+        found.append(_commit(Cursor(cursor.take(length)), lsn, time))
         cursor.align()
-    return found
+    return {commit.txid: commit for commit in found}
 
 
 class Catalog:
@@ -83,28 +81,28 @@ class Catalog:
 
     def apply(self, head: RecordHeader, payload: bytes) -> None:
         """Apply a record; Damage when it is malformed."""
-        if (head.type == 1) == self.complete:
+        if (head.type == SNAPSHOT) == self.complete:
             raise Damage("a SNAPSHOT is the first record and only that")
         cursor = Cursor(payload)
-        if head.type == 1:
+        if head.type == SNAPSHOT:
             self._snapshot(cursor)
-        elif head.type == 2:
-            commit, changes = _commit(cursor, head.lsn, head.time)
+        elif head.type == COMMIT:
+            commit = _commit(cursor, head.lsn, head.time)
             if commit.txid <= self.head:
                 raise Damage(f"txid {commit.txid} is not larger than the one before")
             if self.head in self.commits and commit.previous != self.commits[self.head].id:
                 self.report.problems.append(f"commit {commit.txid}: does not name {self.head} as the commit before")
             self.head, self.commits[commit.txid] = commit.txid, commit
-            for change in changes:
+            for change in commit.changes:
                 self._set(*change)
-        elif head.type == 3:
+        elif head.type == CHANGE:
             self._set(*_change(cursor))
-        elif head.type == 4:
+        elif head.type == TAG:
             before, after, length = cursor.unpack("<QQI4x")
             if self.tags.pop(name := cursor.text(length), 0) != before:
                 self.report.problems.append(f"LSN {head.lsn}: tag {name!r} was not at {before}")
             self.tags |= {name: after} if after else {}
-        elif head.type == 5:
+        elif head.type == COLLECT:
             for txid in _entries(cursor, cursor.unpack("<I4x")[0]):
                 self.commits.pop(txid, None)
         elif not head.flags & 0x80:
@@ -166,15 +164,17 @@ def open_catalog(store: Path, report: Report) -> Catalog:
                 lsn = head.lsn
                 catalog.apply(head, payload)
         except ValueError as damage:
-            report.problems.append(f"{journal.name}: corrupt from LSN {lsn}: {damage}")
+            report.problems.append(f"journal {journal.name}: corrupt from LSN {lsn}: {damage}")
         if catalog.complete:
             if journal.place < base:
-                report.problems.append(f"wal: nothing complete at or above SUPER's base; {journal.name} is taken")
+                report.problems.append(
+                    f"wal: nothing complete at or above SUPER's base; the older {journal.name} is taken"
+                )
             for tag, txid in sorted(catalog.tags.items()):
                 if txid in catalog.commits:
                     catalog.commits[txid].tags.append(tag)
             return catalog
-        report.notes.append(f"{journal.name}: incomplete, passed over")
+        report.notes.append(f"journal {journal.name}: incomplete, passed over")
     if identity is None or base != (0, 0):
         raise Damage("wal: no complete journal")
     return Catalog(report)  # a store whose creation was interrupted

@@ -1,7 +1,5 @@
 """Checksums and digests: docs/FORMAT.md section 3."""
 
-from __future__ import annotations
-
 import functools
 
 import xxhash

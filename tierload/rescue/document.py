@@ -1,13 +1,10 @@
 """The state document: which keys show which chunk (docs/FORMAT.md section 8)."""
 
-from __future__ import annotations
-
 import binascii
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from .files import Cursor
@@ -82,29 +79,21 @@ def _below(tag: str, content: Any) -> Iterable[tuple[str, Any]]:
         raise Damage(f"unknown tag {tag!r}")
 
 
-@contextmanager
-def _deep() -> Iterator[None]:
-    """Let JSON nest as a state may: 500 values inside each other are some thousand brackets."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, 6000))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 def uses(state: bytes, chunks: int, where: str, report: Report) -> list[list[Use]]:
     """For each chunk, everything in the document that shows it."""
     found: list[list[Use]] = [[] for _ in range(chunks)]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 6000))  # 500 values inside each other are some thousand brackets
     try:
-        with _deep():
-            document = json.loads(Cursor(state).text(len(state)))
+        document = json.loads(Cursor(state).text(len(state)))
         if document["version"] != 1:
             raise Damage(f"version {document['version']!r}")
         stack = [("", document["root"])]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         report.problems.append(f"{where}: the state document is not readable ({error}); chunks by their own keys")
         return found
+    finally:
+        sys.setrecursionlimit(limit)
     while stack:
         path, node = stack.pop()
         if not isinstance(node, dict | list):

@@ -1,7 +1,5 @@
 """Bytes of a store's files and the fields in them, never beyond what is there."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

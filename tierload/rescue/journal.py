@@ -1,8 +1,5 @@
 """SUPER and the journals: docs/FORMAT.md sections 4, 5 and 5.1."""
 
-from __future__ import annotations
-
-import os
 import re
 import struct
 from collections import namedtuple
@@ -15,8 +12,10 @@ from .report import Refused, Report
 
 Place = tuple[int, ...]  # epoch and sequence: which journal
 MAX_PAYLOAD = 64 << 20
-_FIELDS = ["crc", "size", "type", "flags", "lsn", "epoch", "length", "payload_crc", "chain", "watermark", "time"]
-RecordHeader = namedtuple("RecordHeader", _FIELDS)
+RecordHeader = namedtuple(
+    "RecordHeader",
+    ["crc", "size", "type", "flags", "lsn", "epoch", "length", "payload_crc", "chain", "watermark", "time"],
+)
 
 
 def _sealed(block: bytes, magic: bytes) -> bool:
@@ -42,12 +41,13 @@ def read_super(store: Path, report: Report) -> tuple[bytes | None, Place]:
 
 
 class Journal:
-    """A journal and its mirror, at least one of them with a valid header."""
+    """A journal file and its mirror, as the valid header of one of them describes them."""
 
-    def __init__(self, name: str, copies: list[Path], header: bytes) -> None:
-        self.name, self.copies = f"journal {name}", copies
-        self.epoch, sequence, salt, self.lsn, self.chain = struct.unpack_from("<QQ8sQ24xI", header, 48)
-        self.place, self.seed = (self.epoch, sequence), crc32c(salt)
+    def __init__(self, copies: list[Path], header: bytes) -> None:
+        self.version, self.features, self.owner, *place = struct.unpack_from("<8xI12xQ16sQQ", header)
+        salt, self.lsn, self.chain = struct.unpack_from("<8sQ24xI", header, 64)
+        self.copies, self.place, self.seed = copies, tuple(place), crc32c(salt)
+        self.name = "{:08x}-{:08x}".format(*place)
 
     def records(self, report: Report) -> Iterator[tuple[RecordHeader, bytes]]:
         """Every record, from whichever copy holds it; then a verdict on what follows the last."""
@@ -62,11 +62,11 @@ class Journal:
             if head.flags & 1:
                 offset += -offset % BLOCK
         for path in self.copies:
-            for later in range(offset + -offset % BLOCK, size_of(path) - 63, BLOCK):
-                if (header := self._header(path, later)) and header.watermark >= lsn:
-                    where = f"{self.name}: corrupt from LSN {lsn} at {offset}"
-                    report.problems.append(f"{where}: wal/{path.name} has later records")
-                    return
+            later = (self._header(path, at) for at in range(offset + -offset % BLOCK, size_of(path) - 63, BLOCK))
+            if any(header and header.watermark >= lsn for header in later):
+                where = f"journal {self.name}: corrupt from LSN {lsn} at {offset}"
+                report.problems.append(f"{where}: wal/{path.name} has later records")
+                return
 
     def _header(self, path: Path, offset: int) -> RecordHeader | None:
         if data := read_at(path, offset, 64):
@@ -77,7 +77,7 @@ class Journal:
 
     def _record(self, path: Path, offset: int, lsn: int, chain: int) -> tuple[RecordHeader, bytes] | None:
         head = self._header(path, offset)
-        if head and (head.lsn, head.epoch, head.chain) == (lsn, self.epoch, chain):
+        if head and (head.lsn, head.epoch, head.chain) == (lsn, self.place[0], chain):
             payload = read_at(path, offset + 64, head.length)
             if len(payload) == head.length and crc32c(payload) == head.payload_crc:
                 return head, payload
@@ -87,16 +87,17 @@ class Journal:
 def journals(store: Path, identity: bytes | None, report: Report) -> Iterator[Journal]:
     """The journals of this store that have a valid header, newest first."""
     wal = store / "wal"
-    names = os.listdir(wal) if wal.is_dir() else []
-    for name in sorted({name[2:] for name in names if re.fullmatch("[cm]-[0-9a-f]{8}-[0-9a-f]{8}", name)}, reverse=True):
+    names = [re.fullmatch("[cm]-([0-9a-f]{8}-[0-9a-f]{8})", path.name) for path in wal.glob("*")]
+    for name in sorted({match[1] for match in names if match}, reverse=True):
         copies = [wal / f"c-{name}", wal / f"m-{name}"]
-        for header in (read_at(path, 0, BLOCK) for path in copies):
-            if _sealed(header, b"TLWAL001"):
-                version, features, owner, epoch, sequence = struct.unpack_from("<8xI12xQ16sQQ", header)
-                if f"{epoch:08x}-{sequence:08x}" == name and identity in (None, owner):
-                    if version != 1 or features:
-                        raise Refused(f"journal {name}: format {version}, features {features:#x}: a later release is needed")
-                    yield Journal(name, copies, header)
-                    break
-        else:
+        headers = [header for path in copies if _sealed(header := read_at(path, 0, BLOCK), b"TLWAL001")]
+        found = [journal for header in headers if (journal := Journal(copies, header)).name == name]
+        own = next((journal for journal in found if identity in (None, journal.owner)), None)
+        if own is None:
             report.notes.append(f"journal {name}: no valid header, passed over")
+        elif own.version != 1 or own.features:
+            raise Refused(
+                f"journal {name}: format {own.version}, features {own.features:#x}: a later release is needed"
+            )
+        else:
+            yield own

@@ -1,7 +1,5 @@
 """A commit's manifest, and through it the bytes of its chunks: docs/FORMAT.md sections 6 and 7."""
 
-from __future__ import annotations
-
 import functools
 import math
 import struct

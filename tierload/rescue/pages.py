@@ -1,7 +1,5 @@
 """The codecs of a page: docs/FORMAT.md section 7."""
 
-from __future__ import annotations
-
 import lz4.block
 import numpy as np
 import zstandard

@@ -1,7 +1,5 @@
 """The file that is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

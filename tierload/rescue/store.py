@@ -1,13 +1,11 @@
 """What a caller wants of a store: its commits, and the tensors of one of them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from .catalog import Catalog, Commit, open_catalog
+from .catalog import Commit, open_catalog
 from .manifest import Manifest, Tensor
 from .report import Damage, Report
 from .tensors import tensors_of
@@ -44,7 +42,7 @@ def extract(store: Path, report: Report, which: dict[str, Any]) -> tuple[dict[st
     """The tensors of a commit, and everything else of it as text."""
     catalog = open_catalog(store, report)
     commit, manifest, where = _readable(store, catalog.select(**which), report)
-    facts = {name: value for name, value in vars(commit).items() if name not in ("meta", "shard")}
+    facts = {name: value for name, value in vars(commit).items() if name not in ("meta", "shard", "changes")}
     values = {key: value.decode("utf-8", "backslashreplace") for key, value in catalog.values.items()}
     texts = {"commit": json.dumps(facts), "meta": commit.meta, "values": json.dumps(values)}
     texts["state"] = manifest.state.decode("ascii", "backslashreplace")

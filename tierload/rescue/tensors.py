@@ -1,7 +1,5 @@
 """Tensors as the state shows them: views of chunks (docs/FORMAT.md section 8)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -49,8 +49,12 @@ def optimizer_node(reader: Reader, content: object, path: Path) -> OptimizerNode
         raise CorruptStore(f"{path.shown()} is a damaged optimizer")
     below = path.child("state")
     entries = []
+    seen: set[int | str] = set()
     for label, node in (sized(pair, 2) for pair in sized(states)):
         key = reader.key(label)
+        if type(key) not in (int, str) or key in seen:
+            raise CorruptStore(f"{path.shown()} has a damaged state of {key!r:.40}")
+        seen.add(key)
         element = reader.element(label, key)
         if type(key) is int and 0 <= key < len(names):
             element = names[key] or key

@@ -54,20 +54,20 @@ class Path:
 
     def text(self) -> str:
         """The key text; the state itself has the empty one."""
-        if self._text is None:
-            line: list[Path] = []
-            place: Path | None = self
-            while place is not None and place._text is None:
-                line.append(place)
-                place = place.parent
-            text = "" if place is None else place.text()
-            for place in reversed(line):
-                if place.element is not _SAME:
-                    step = element_text(place.element)
-                    text = f"{text}/{step}" if text else step
-                place._text = text
-            return text
-        return self._text
+        if self._text is not None:
+            return self._text
+        line: list[Path] = [self]
+        place = self.parent
+        while place is not None and place._text is None:
+            line.append(place)
+            place = place.parent
+        text = "" if place is None or place._text is None else place._text
+        for below in reversed(line):
+            if below.element is not _SAME:
+                step = element_text(below.element)
+                text = f"{text}/{step}" if text else step
+            below._text = text
+        return text
 
     def shown(self) -> str:
         """For messages: ``state['model'][0]``."""
@@ -89,6 +89,7 @@ def _brief(element: object) -> str:
 
 
 ROOT = Path(None, _SAME, 0)
+ROOT._text = ""
 
 
 def literal(element: object) -> str | None:
@@ -113,7 +114,7 @@ def element_text(element: object) -> str:
     if type(element) is str:
         if not element:
             return "~3"
-        text = _escaped(element)
+        text = _escaped(element) if "~" in element or "/" in element else element
         return f"~2{text[1:]}" if text[0] == "#" else text
     return "#" + _escaped(literal(element) or repr(element))
 

@@ -72,6 +72,8 @@ def _is_usual(packed: object, count: int) -> bool:
     groups, states = packed.get("param_groups"), packed.get("state")
     if not isinstance(groups, list) or not isinstance(states, dict):
         return False
+    if not all(type(key) in (int, str) for key in states):
+        return False
     positions: set[object] = set()
     for group in groups:
         if not isinstance(group, dict) or not isinstance(group.get("params"), list):

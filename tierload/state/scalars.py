@@ -61,8 +61,14 @@ def _path(value: pathlib.PurePath) -> str:
 
 def npscalar_json(value: np.generic[Any]) -> str:
     """The JSON of a numpy scalar."""
-    text = numpy_dtype(value.dtype)
-    return f'{{"npscalar":{{"dtype":{quoted(text)},"data":"{base64_text(value.tobytes())}"}}}}'
+    text, data = numpy_dtype(value.dtype), value.tobytes()
+    if isinstance(value, np.str_):  # numpy itself strips zeros at the end of text and bytes
+        data = str(value).encode("utf-32-le", "surrogatepass")
+        text = f"<U{len(value)}"
+    elif isinstance(value, np.bytes_):
+        data = bytes(value)
+        text = f"|S{len(value)}"
+    return f'{{"npscalar":{{"dtype":{quoted(text)},"data":"{base64_text(data)}"}}}}'
 
 
 def numpy_dtype(dtype: np.dtype[Any]) -> str:
@@ -182,8 +188,10 @@ def _read_npscalar(content: object) -> Any:
     dtype, data = read_numpy_dtype(content["dtype"]), bytes_of(content["data"])
     if len(data) != dtype.itemsize:
         raise CorruptStore(f"the state document has {len(data)} bytes for a numpy scalar of {dtype}")
-    if not data:  # an empty text or bytes
-        return dtype.type()
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    if dtype.kind == "U":
+        return np.str_(data.decode("utf-32-le", "surrogatepass"))
     return np.frombuffer(data, dtype)[0]
 
 

@@ -157,6 +157,7 @@ class Catalog {
   std::string damage_;
   std::string head_damage_;
   std::string poison_;
+  int owner_ = 0;  // the process that opened for writing: a forked child holds no lock
   bool in_transaction_ = false;
 };
 

@@ -1,13 +1,15 @@
 // The one interface through which the core touches a file system.
 //
 // Contract, for every implementation (native/tests/conformance.cpp holds it to this):
-//  * Paths are relative to the store's directory, made of `/`-separated names; an implementation never
-//    leaves that directory.
+//  * Paths are relative to the store's directory, made of `/`-separated names; anything else (absolute, `..`, empty
+//    names, NUL) is IoError(EINVAL), and an implementation never leaves that directory, not even through a symlink.
 //  * A call either does all that it says or throws IoError with the operation, the path and the errno.
 //    Short reads and writes and EINTR are handled inside.
 //  * Nothing is durable before sync() (a file's bytes and size) and sync_dir() (the names in a directory)
 //    have returned. A failed sync leaves the file in an unknown state; callers never retry it.
 //  * Files are safe to use from several threads as long as written ranges do not overlap.
+//  * Offsets that no file can have: reads give 0 bytes, everything else is IoError(EFBIG). Writing nothing and punching
+//    nothing do nothing. A directory or another special file under a file's name is an error.
 //  * Objects returned own what they hold: closing is destruction. Closing never throws; a caller that
 //    cares has called sync().
 #pragma once
@@ -31,14 +33,16 @@ enum class OpenMode {
   create,      // must not exist (O_EXCL); read and write; mode 0666 & ~umask
 };
 
-// A range of a file in memory, read-only, valid until destroyed (even if the file is unlinked meanwhile).
+// A range of a file in memory, read-only, valid until destroyed (even if the file is unlinked meanwhile). A file that is
+// cut short meanwhile, or a medium that fails, ends the process with SIGBUS: map only what nobody overwrites.
 class Mapping {
  public:
   virtual ~Mapping() = default;
   virtual Bytes bytes() const = 0;
 };
 
-// A held lock; released by destruction, and by the kernel when the process dies.
+// A held lock; released by destruction, and by the kernel when the process dies. A forked child does not hold it: it
+// would outlive a killed trainer otherwise.
 class Lock {
  public:
   virtual ~Lock() = default;
@@ -64,7 +68,7 @@ class File {
   // True while the file still has a name.
   virtual bool linked() = 0;
   // An OFD lock on the whole file, or nullptr when somebody else's lock is in the way. Never waits.
-  // An exclusive lock needs a file opened for writing. The lock may outlive the File object.
+  // An exclusive lock needs a file opened for writing (EBADF). The lock may outlive the File object.
   virtual std::unique_ptr<Lock> try_lock(bool exclusive) = 0;
 
   void write(uint64_t offset, Bytes data) { write(offset, std::span<const Bytes>(&data, 1)); }
@@ -79,7 +83,7 @@ class Storage {
   virtual std::optional<uint64_t> size(const std::string& path) = 0;
   // Names in a directory, sorted, without `.` and `..`; an absent directory has none.
   virtual std::vector<std::string> list(const std::string& dir) = 0;
-  // Creates a directory if it is not there. Mode 0777 & ~umask. "" is the store's own: its missing parents are made
+  // Creates a directory in one that exists, if it is not there. Mode 0777 & ~umask. "" is the store's own: its missing parents are made
   // too, and their names are durable when it returns.
   virtual void make_dir(const std::string& dir) = 0;
   // Makes the names in a directory durable; "" is the store's own directory.
@@ -109,7 +113,8 @@ struct Fault {
   int code;           // errno
   uint64_t times = 1; // so many calls in a row
   std::string op;     // "" = any; else counts and hits only this operation: "read", "write", "sync", "sync_dir",
-                      // "open", "create", "remove", "truncate", "punch", "list", "make_dir", "map", "lock"
+                      // "open", "create", "remove", "truncate", "punch", "list", "make_dir", "map", "lock",
+                      // "size", "linked", "free_bytes", "allocated"
 };
 class FaultyStorage : public Storage {
  public:

@@ -1,0 +1,13 @@
+// The simulated storage keeps the contract that the real one keeps.
+#include <doctest/doctest.h>
+
+#include "tests/conformance.h"
+#include "tests/simulated.h"
+
+TEST_CASE("simulated storage conforms") {
+  storage_conformance([] {
+    auto storage = std::make_shared<tierload::SimulatedStorage>();
+    storage->make_dir("");
+    return storage;
+  });
+}
