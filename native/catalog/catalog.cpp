@@ -26,7 +26,7 @@ Transaction::Transaction(Catalog& catalog, uint64_t txid) : catalog_(catalog), t
 
 Transaction::~Transaction() {
   catalog_.in_transaction_ = false;
-  if (committed_) return;
+  if (committed_ || catalog_.owner_ != getpid()) return;  // a forked child's copy owns nothing
   segment_files_.clear();
   manifest_files_.clear();
   for (const std::string& path : paths_) {

@@ -10,7 +10,11 @@ std::vector<Record> Catalog::records_after(uint64_t lsn) const {
   JournalLink until = last_;
   while (until.lsn > lsn && until.name != JournalName{}) {
     auto scan = scan_journal(*storage_, until.name, &store_id_);
-    if (!scan) break;  // removed with the commits that it belonged to
+    if (!scan) {
+      if (!storage_->size(until.name.path('c')) && !storage_->size(until.name.path('m'))) break;  // collected
+      throw CorruptError(storage_->name() + ": " + until.name.path('c') + " and its mirror are damaged: the history " +
+                         "before record " + std::to_string(until.lsn) + " cannot be read");
+    }
     auto& records = scan->records;
     // Only what the successor saw counts; bytes behind it may be those of a writer that was fenced.
     while (!records.empty() && records.back().lsn > until.lsn) records.pop_back();

@@ -15,6 +15,20 @@ namespace tierload {
 namespace {
 
 constexpr uint64_t write_call_bytes = 8u << 20;
+constexpr uint64_t slot_bytes_max = 64u << 20;  // raw bytes of all pages on their way; scratch is about twice that
+
+// Four pages a worker keep everybody busy, as far as memory allows.
+size_t slot_count(std::span<const PageSource> sources, unsigned threads) {
+  if (threads == 0) return 1;
+  uint64_t largest = 1;
+  for (const PageSource& source : sources) {
+    uint64_t bytes = 0;
+    for (const Bytes part : source.parts) bytes += part.size();
+    largest = std::max(largest, bytes);
+  }
+  return std::clamp<uint64_t>(slot_bytes_max / largest, 2, uint64_t{4} * threads);
+}
+
 constexpr std::array<std::byte, sector> zeros{};
 
 // A page on its way. The encoded bytes live in the slot until they are written.
@@ -39,7 +53,7 @@ class PageWriter {
         progress_(progress),
         parent_table_(parent ? parent->pages().size() : 0),
         own_table_(sources.size()),
-        slots_(options.threads == 0 ? 1 : 4 * options.threads) {
+        slots_(slot_count(sources, options.threads)) {
     result_.pages.resize(sources.size());
     if (!parent_) return;
     for (uint32_t i = 0; i < parent_->pages().size(); ++i) parent_table_.insert(parent_->pages()[i].raw_digest, i);

@@ -1,4 +1,4 @@
-"""Verification and comparison of commits."""
+"""Verification of commits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from tierload import _native
 from tierload.catalog import CatalogView
 from tierload.engine.loading import table_of
-from tierload.errors import CorruptStore, InvalidRequest
+from tierload.errors import CorruptStore
 from tierload.layout import ManifestTable
-from tierload.types import Commit, Damage, Difference, VerifyReport
+from tierload.types import Commit, Damage, VerifyReport
 
-__all__ = ["compare", "verify"]
+__all__ = ["verify"]
 
 _BATCH = 512  # pages that are checked between two reports of progress
 
@@ -139,37 +139,3 @@ def verify(
         full=full,
         damages=run.damages(),
     )
-
-
-def compare(native: _native.Store, a: Commit, b: Commit) -> Difference:
-    """What changed from commit ``a`` to ``b``, by the digests of their pages: no page is read."""
-    old, new = (_digests(native, commit) for commit in (a, b))
-    changed = [key for key in old.keys() & new.keys() if old[key][0] != new[key][0]]
-    added, removed = new.keys() - old.keys(), old.keys() - new.keys()
-    values_a, values_b = (_values_at(native, commit) for commit in (a, b))
-    values = {key for key in values_a.keys() | values_b.keys() if values_a.get(key) != values_b.get(key)}
-    return Difference(
-        a=a.id,
-        b=b.id,
-        added=tuple(sorted(added)),
-        removed=tuple(sorted(removed)),
-        changed=tuple(sorted(changed)),
-        unchanged=len(old.keys() & new.keys()) - len(changed),
-        changed_bytes=sum(new[key][1] for key in [*changed, *added]),
-        values=tuple(sorted(key.decode("utf-8", "surrogatepass") for key in values)),
-    )
-
-
-def _digests(native: _native.Store, commit: Commit) -> dict[str, tuple[object, int]]:
-    table = table_of(native.manifest(commit.txid))
-    return {
-        info.key: ((info.dtype, info.shape, info.sizes, table.raw_digests(info.number)), info.nbytes)
-        for info in table.infos()
-    }
-
-
-def _values_at(native: _native.Store, commit: Commit) -> dict[bytes, bytes]:
-    try:
-        return dict(native.state_at(commit.lsn)[1])
-    except InvalidRequest:  # older than the history that is kept
-        return {}

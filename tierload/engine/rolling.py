@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierload import _native
 from tierload.catalog import CatalogView
-from tierload.engine import checking, values
+from tierload.engine import values
 from tierload.types import Commit, RollbackPlan
 
 __all__ = ["commit_rollback", "plan_rollback"]
@@ -23,7 +23,6 @@ def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn:
         target=target,
         superseded=tuple(left),
         values=tuple(sorted(key.decode("utf-8", "surrogatepass") for key in changed)),
-        difference=checking.compare(native, head, target),
     )
 
 

@@ -16,9 +16,9 @@ from typing import Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, choose_dropped
-from tierload.engine import checking, records, rolling, saving, values
+from tierload.engine import checking, comparing, records, rolling, saving, values
 from tierload.engine.loading import fill, table_of
-from tierload.errors import CommitNotFound, InvalidRequest, StoreIOError, StoreNotFound
+from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StoreNotFound
 from tierload.settings import Settings
 from tierload.state import flatten, plan_bind, plan_load
 from tierload.types import (
@@ -35,6 +35,8 @@ from tierload.types import (
 __all__ = ["Store"]
 
 Which = int | str | Commit
+
+_THREADS_MAX = 16  # beyond it, memory traffic is the limit and buffers only grow
 
 
 class Store:
@@ -89,7 +91,7 @@ class Store:
             raise
         self.warnings = tuple(self._native.warnings)
         self.damage = self._native.damage
-        self._threads = self.settings.threads or len(os.sched_getaffinity(0))
+        self._threads = self.settings.threads or min(len(os.sched_getaffinity(0)), _THREADS_MAX)
 
     # What there is
 
@@ -284,9 +286,14 @@ class Store:
                 if txid not in view.by_txid:
                     raise CommitNotFound(f"at LSN {lsn} there was no commit, or it has been collected since")
                 target = view.by_txid[txid]
+            problem = self._native.check_commit(target.txid)
+            if problem:
+                raise CorruptStore(f"{self.path}: commit {target.id[:12]} (step {target.step}) is damaged: {problem}")
             plan = rolling.plan_rollback(self._native, view, target, lsn)
             if dry_run:
-                return plan
+                return dataclasses.replace(
+                    plan, difference=comparing.compare(self._native, plan.head, target, self._threads)
+                )
             txid = rolling.commit_rollback(self._native, plan, lsn)
             return dataclasses.replace(plan, commit=self._view().by_txid[txid])
 
@@ -323,9 +330,9 @@ class Store:
     # Looking after it
 
     def diff(self, a: Which, b: Which) -> Difference:
-        """What changed from commit ``a`` to ``b``, by digests alone."""
+        """What changed from commit ``a`` to ``b``, by digests; only pages of small tensors are read."""
         with self._lock:
-            return checking.compare(self._native, self._find(a), self._find(b))
+            return comparing.compare(self._native, self._find(a), self._find(b), self._threads)
 
     def verify(
         self,

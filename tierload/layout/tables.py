@@ -65,6 +65,10 @@ class ManifestTable:
         inside = (first <= page) & (page < first + self.chunks["pages"])
         return [int(number) for number in np.flatnonzero(inside)]
 
+    def is_packed(self, number: int) -> bool:
+        """Whether a chunk shares its page with others."""
+        return bool(self.chunks["flags"][number] & CHUNK_PACKED)
+
     def raw_digests(self, number: int) -> tuple[bytes, int]:
         """What identifies a chunk's bytes: the digests of its pages, and its offset in the first one."""
         row = self.chunks[number]

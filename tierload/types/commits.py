@@ -123,11 +123,12 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
     """What a rollback will do, or did: from ``head`` to ``target``; ``superseded`` commits are left behind (and stay);
-    ``values`` lists the recorded keys that go back. ``commit`` is the new commit, or None for a dry run."""
+    ``values`` lists the recorded keys that go back. A dry run has the ``difference`` of the two; a rollback that was
+    done has the new ``commit``."""
 
     head: Commit
     target: Commit
     superseded: tuple[Commit, ...]
     values: tuple[str, ...]
-    difference: Difference
+    difference: Difference | None = None
     commit: Commit | None = None

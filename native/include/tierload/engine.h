@@ -42,7 +42,7 @@ struct WriteResult {
 
 // Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
 // others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time.
-// Buffers are bounded: about four pages a thread.
+// Buffers are bounded: four pages a thread, and 64 MiB of raw bytes in all.
 WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
                         const WriteOptions& options, Progress* progress);
 
