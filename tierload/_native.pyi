@@ -111,9 +111,6 @@ class CommitRecord:
     @property
     def meta(self) -> bytes: ...
 
-    @property
-    def manifest(self) -> str: ...
-
 class CollectResult:
     @property
     def removed_files(self) -> int: ...
@@ -183,6 +180,8 @@ class Store:
         """Head, values and the encoded catalog as they were at an LSN."""
 
     def manifest(self, txid: int) -> Manifest: ...
+
+    def manifest_path(self, arg: int, /) -> str: ...
 
     def check_manifests(self, txid: int) -> tuple[str, str]:
         """What is wrong with the two copies of a commit's manifest, or ''."""

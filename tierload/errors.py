@@ -5,6 +5,7 @@ Messages say what was found, where (store, commit, key, page, file and offset), 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 __all__ = [
@@ -41,7 +42,21 @@ class InvalidRequest(TierloadError, ValueError):
 
 
 class StoreBusy(TierloadError, BlockingIOError):
-    """Another process writes to this store; the message names it."""
+    """Another process writes to this store; the message names it.
+
+    ``holder`` is what that process wrote into LOCK: ``host``, ``pid``, ``command``, ``since``; empty when unknown.
+    """
+
+    def __init__(self, message: str, *, holder: str = "") -> None:
+        try:
+            known = json.loads(holder)
+        except ValueError:
+            known = None
+        self.holder: dict[str, object] = known if isinstance(known, dict) else {}
+        if self.holder:
+            host, pid, command, since = (self.holder.get(k, "unknown") for k in ("host", "pid", "command", "since"))
+            message += f": process {pid} ({command}) on {host} since {since}"
+        super().__init__(message)
 
 
 class StoreFenced(TierloadError, RuntimeError):

@@ -22,6 +22,14 @@ void raise_io(const IoError& error) {
   PyErr_SetObject(type.ptr(), value.ptr());
 }
 
+void raise_busy(const BusyError& error) {
+  const nb::object type = error_class("StoreBusy");
+  nb::dict more;
+  more["holder"] = error.holder;
+  const nb::object value = type(nb::str(error.what()), **more);
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
 void raise_page(const CorruptPageError& error) {
   const nb::object type = error_class("CorruptPage");
   nb::dict where;
@@ -45,7 +53,7 @@ void bind_errors() {
     } catch (const UnsupportedError& error) {
       raise("UnsupportedFormat", error);
     } catch (const BusyError& error) {
-      raise("StoreBusy", error);
+      raise_busy(error);
     } catch (const FencedError& error) {
       raise("StoreFenced", error);
     } catch (const PoisonedError& error) {

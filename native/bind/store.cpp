@@ -222,11 +222,7 @@ void bind_store(nb::module_& module) {
       .def_ro("raw_bytes", &Commit::raw_bytes)
       .def_ro("written_bytes", &Commit::written_bytes)
       .def_prop_ro("id", [](const Commit& commit) { return hex_of(commit.id); })
-      .def_prop_ro("meta", [](const Commit& commit) { return to_bytes(commit.meta); })
-      .def_prop_ro("manifest", [](const Commit& commit) {
-        const RootRow& row = commit.root.at(0);
-        return manifest_path(row.epoch, row.txid, row.rank);
-      });
+      .def_prop_ro("meta", [](const Commit& commit) { return to_bytes(commit.meta); });
 
   nb::class_<CollectResult>(module, "CollectResult")
       .def_ro("removed_files", &CollectResult::removed_files)
@@ -310,6 +306,13 @@ void bind_store(nb::module_& module) {
            nb::sig("def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]"),
            "Head, values and the encoded catalog as they were at an LSN.")
       .def("manifest", &open_manifest, nb::arg("txid"))
+      .def("manifest_path",
+           [](Store& self, uint64_t txid) {
+             const CommitPtr commit = self.catalog().state().find(txid);
+             if (!commit) throw UsageError("there is no commit " + std::to_string(txid));
+             const RootRow& row = commit->root.at(0);
+             return manifest_path(row.epoch, row.txid, row.rank);
+           })
       .def("check_manifests", &check_manifests, nb::sig("def check_manifests(self, txid: int) -> tuple[str, str]"),
            "What is wrong with the two copies of a commit's manifest, or ''.")
       .def("segment_size", &segment_size, nb::sig("def segment_size(self, path: str) -> int | None"));

@@ -216,7 +216,7 @@ void Catalog::lock(bool take_over) {
     if (!take_over) {
       std::string holder(lock_file_->size(), '\0');
       holder.resize(lock_file_->read(0, std::as_writable_bytes(std::span(holder))));
-      throw BusyError(storage_->name() + " is being written by " + (holder.empty() ? "another process" : holder), holder);
+      throw BusyError(storage_->name() + " is held by another process", holder);
     }
     // The frozen holder keeps its lock on a file that has no name any more; its epoch fences it.
     storage_->remove("LOCK");

@@ -20,6 +20,7 @@ class CatalogView:
 
     def __init__(self, native: _native.Store, decode: Callable[[object], object]) -> None:
         records = native.commits()
+        self._records = records
         self.line = Line(records, native.head)
         ids = {record.txid: record.id for record in records}
         tags: dict[int, list[str]] = {}
@@ -56,6 +57,10 @@ class CatalogView:
     def head(self) -> Commit | None:
         """The newest commit, or None."""
         return self.by_txid[self.line.txids[0]] if self.line.txids else None
+
+    def line_of(self, commit: Commit) -> Line:
+        """The line as it would be if this commit were the head."""
+        return Line(self._records, commit.txid)
 
     def back(self, steps: int) -> Commit:
         """The commit ``steps`` positions behind the head on its line.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tierload.cli.arguments import AsJson, StorePath, WhichA, WhichB
-from tierload.cli.opening import open_to_read, recorded_at
+from tierload.cli.opening import reading, recorded_at
 from tierload.cli.output import print_json, print_table, say
 from tierload.cli.text import clean, commit_json, counted, name, shown, size, to_json
 from tierload.cli.which import find
@@ -19,40 +19,42 @@ def diff(path: StorePath, a: WhichA, b: WhichB, as_json: AsJson = False) -> None
 
     Keys are compared by the digests of their pages, so no data is read. A difference is no failure: the exit code is 0.
     """
-    with open_to_read(path) as store:
+    with reading(path) as store:
         old, new = find(store, a), find(store, b)
         difference = store.diff(old, new)
         before, after = (recorded_at(store, commit.lsn) or {} for commit in (old, new))
-    if as_json:
-        document = {
-            "store": path,
-            "a": commit_json(old),
-            "b": commit_json(new),
-            **difference_json(difference),
-            "values": values_json(difference.values, before, after),
-        }
-        print_json(document)
-        return
-    say(f"from {name(old)} to {name(new)}")
-    rows = [
-        *(("changed", key) for key in difference.changed),
-        *(("added", key) for key in difference.added),
-        *(("removed", key) for key in difference.removed),
-    ]
+        if as_json:
+            document = {
+                "store": path,
+                "a": commit_json(old),
+                "b": commit_json(new),
+                **difference_json(difference),
+                "values": values_json(difference.values, before, after),
+            }
+            print_json(document)
+            return
+        say(f"from {name(old)} to {name(new)}")
+        _print_keys(difference)
+        print_values(difference.values, before, after)
+        changed, added, removed = (len(keys) for keys in (difference.changed, difference.added, difference.removed))
+        say(
+            f"\n{changed:,} changed, {added:,} added, {removed:,} removed ({size(difference.changed_bytes)}); "
+            f"{difference.unchanged:,} unchanged; {counted(len(difference.values), 'recorded value')} changed"
+        )
+
+
+def _print_keys(difference: Difference) -> None:
+    kinds = (("changed", difference.changed), ("added", difference.added), ("removed", difference.removed))
+    rows = [(kind, clean(key)) for kind, keys in kinds for key in keys]
     if rows:
         say()
-        print_table(("what", "key"), [(what, clean(key)) for what, key in rows])
-    print_values(difference.values, before, after)
-    say()
-    say(
-        f"{len(difference.changed):,} changed, {len(difference.added):,} added, {len(difference.removed):,} removed "
-        f"({size(difference.changed_bytes)}); {difference.unchanged:,} unchanged; "
-        f"{counted(len(difference.values), 'recorded value')} changed"
-    )
+        print_table(("what", "key"), rows, fold=("key",))
 
 
-def difference_json(difference: Difference) -> dict[str, object]:
-    """The keys of a difference, for a document."""
+def difference_json(difference: Difference | None) -> dict[str, object]:
+    """The keys of a difference, for a document; all null when it is not known."""
+    if difference is None:
+        return dict.fromkeys(("changed", "added", "removed", "unchanged", "changed_bytes"))
     return {
         "changed": list(difference.changed),
         "added": list(difference.added),
@@ -77,4 +79,5 @@ def print_values(keys: Sequence[str], before: Mapping[str, object], after: Mappi
     print_table(
         ("recorded", "before", "after"),
         [(clean(key), *(shown(side[key]) if key in side else "-" for side in (before, after))) for key in keys],
+        fold=("recorded", "before", "after"),
     )

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from tierload.cli.arguments import AsJson, DryRun, StorePath
-from tierload.cli.opening import open_to_read, open_to_write
+from tierload.cli.opening import reading, writing
 from tierload.cli.output import print_json, print_table, say
-from tierload.cli.text import commit_json, counted, pairs, short, size, when
+from tierload.cli.text import commit_json, counted, pairs, short, size, step, when
 from tierload.types import CollectReport
 
 __all__ = ["gc"]
@@ -34,20 +34,20 @@ def gc(
     """
     if keep_every is not None and keep is None:
         raise typer.BadParameter("--keep-every needs --keep: how many of the newest commits to keep besides")
-    with open_to_read(path) if dry_run else open_to_write(path) as store:
+    with reading(path) if dry_run else writing(path) as store:
         report = store.collect(keep=keep, keep_every=keep_every, dry_run=dry_run)
-    if as_json:
-        document = {
-            "store": path,
-            "dry_run": dry_run,
-            "dropped": [commit_json(commit) for commit in report.dropped],
-            "removed_files": None if dry_run else report.removed_files,
-            "freed_bytes": None if dry_run else report.freed_bytes,
-            "pinned": None if dry_run else report.pinned,
-        }
-        print_json(document)
-        return
-    _print(report, dry_run)
+        if as_json:
+            document = {
+                "store": path,
+                "dry_run": dry_run,
+                "dropped": [commit_json(commit) for commit in report.dropped],
+                "removed_files": None if dry_run else report.removed_files,
+                "freed_bytes": None if dry_run else report.freed_bytes,
+                "pinned": None if dry_run else report.pinned,
+            }
+            print_json(document)
+        else:
+            _print(report, dry_run)
 
 
 def _print(report: CollectReport, dry_run: bool) -> None:
@@ -55,10 +55,11 @@ def _print(report: CollectReport, dry_run: bool) -> None:
         print_table(
             ("commit", "step", "time", "metrics", "size"),
             [
-                (short(each), str(each.step), when(each.time), pairs(each.metrics), size(each.raw_bytes))
+                (short(each), step(each), when(each.time), pairs(each.metrics), size(each.raw_bytes))
                 for each in report.dropped
             ],
             right=("step", "size"),
+            fold=("metrics",),
         )
         say()
     dropped = counted(len(report.dropped), "commit")

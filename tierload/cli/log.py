@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated
 
 import typer
 
 from tierload.cli.arguments import AsJson, StorePath
-from tierload.cli.opening import open_to_read
+from tierload.cli.opening import reading
 from tierload.cli.output import print_json, print_table, say
-from tierload.cli.text import clean, command, commit_json, counted, name, pairs, short, shown, size, to_json, when
+from tierload.cli.text import clean, command, commit_json, counted, name, pairs, short, shown, size, step, to_json, when
 from tierload.types import Change, Commit
 
 __all__ = ["log"]
@@ -30,29 +30,32 @@ def log(
 
     The head's line: commits that a rollback left behind are shown with --all.
     """
-    with open_to_read(path) as store:
+    with reading(path) as store:
         commits = store.commits()
         if records:
             changes = list(islice(store.history(), number))
-            _records(path, changes, {commit.txid: commit for commit in commits}, as_json)
+            _print_records(path, changes, {commit.txid: commit for commit in commits}, as_json)
             return
-        chosen = [commit for commit in commits if everything or not commit.superseded]
-        hidden = len(commits) - len(chosen)
-        chosen = chosen[:number]
-    if as_json:
-        head = next((commit.id for commit in commits if commit.head), None)
-        print_json({"store": path, "head": head, "commits": [commit_json(commit) for commit in chosen]})
-        return
-    if not commits:
-        say("no commit yet: nothing has been saved")
-        return
-    known = {commit.id: commit for commit in commits}
+        chosen = [commit for commit in commits if everything or not commit.superseded][:number]
+        if as_json:
+            head = next((commit.id for commit in commits if commit.head), None)
+            print_json({"store": path, "head": head, "commits": [commit_json(commit) for commit in chosen]})
+        elif commits:
+            _print_commits(chosen, {commit.id: commit for commit in commits})
+            hidden = 0 if everything else sum(commit.superseded for commit in commits)
+            if hidden:
+                say(f"{counted(hidden, 'commit')} left behind by a rollback: {command('log', path, '--all')}", "dim")
+        else:
+            say("no commit yet: nothing has been saved")
+
+
+def _print_commits(chosen: Sequence[Commit], known: Mapping[str, Commit]) -> None:
     print_table(
         ("commit", "step", "time", "metrics", "size", "written", "tags", "state"),
         [
             (
                 short(commit),
-                "-" if commit.step is None else str(commit.step),
+                step(commit),
                 when(commit.time),
                 pairs(commit.metrics),
                 size(commit.raw_bytes),
@@ -63,10 +66,9 @@ def log(
             for commit in chosen
         ],
         right=("step", "size", "written"),
+        fold=("metrics", "tags", "state"),
         dim=[commit.superseded for commit in chosen],
     )
-    if hidden:
-        say(f"{counted(hidden, 'commit')} left behind by a rollback: {command('log', path, '--all')}", "dim")
 
 
 def _state(commit: Commit, known: Mapping[str, Commit]) -> str:
@@ -76,7 +78,7 @@ def _state(commit: Commit, known: Mapping[str, Commit]) -> str:
     return ", ".join(words)
 
 
-def _records(path: str, changes: list[Change], commits: Mapping[int, Commit], as_json: bool) -> None:
+def _print_records(path: str, changes: Sequence[Change], commits: Mapping[int, Commit], as_json: bool) -> None:
     if as_json:
         print_json({"store": path, "records": [_record_json(change, commits) for change in changes]})
         return
@@ -84,16 +86,17 @@ def _records(path: str, changes: list[Change], commits: Mapping[int, Commit], as
         ("lsn", "time", "record", "what"),
         [(str(change.lsn), when(change.time), change.kind, _what(change, commits)) for change in changes],
         right=("lsn",),
+        fold=("what",),
     )
 
 
 def _what(change: Change, commits: Mapping[int, Commit]) -> str:
-    step = "" if change.step is None else f" (step {change.step})"
+    at = "" if change.step is None else f" (step {change.step})"
     match change.kind:
         case "commit" | "rollback":
-            return f"{str(change.commit)[:12]}{step}"
+            return f"{str(change.commit)[:12]}{at}"
         case "change":
-            return f"{clean(change.key)}: {shown(change.before)} -> {shown(change.after)}{step}"
+            return f"{clean(change.key)}: {shown(change.before)} -> {shown(change.after)}{at}"
         case "tag":
             return f"{clean(change.key)}: {_tagged(change.before, commits)} -> {_tagged(change.after, commits)}"
         case "collect":

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
+
+from tierload.cli.exits import DAMAGED
 from tierload.cli.output import warn
-from tierload.cli.text import clean
+from tierload.cli.text import clean, command
 from tierload.errors import InvalidRequest, StoreBusy
-from tierload.types import ChunkInfo, Commit
+from tierload.types import ChunkInfo
 
 if TYPE_CHECKING:
     from tierload.engine import Store
 
-__all__ = ["dtype_name", "open_to_read", "open_to_write", "recorded_at", "stored_bytes"]
+__all__ = ["dtype_name", "reading", "recorded_at", "writing"]
 
 
-def open_to_read(path: str, *, warnings: bool = True) -> Store:
-    """A store as it was when it was opened; a writer beside it is not disturbed."""
+@contextmanager
+def reading(path: str) -> Iterator[Store]:
+    """A store as it was when it was opened; a writer beside it is not disturbed.
+
+    When its journal is damaged, what it shows is an older state: that is said, and the exit code is that of damage.
+    """
     from tierload.engine import Store
 
-    store = Store(path, mode="r")
-    if warnings:
+    with Store(path, mode="r") as store:
         for text in [*store.warnings, *([store.damage] if store.damage else [])]:
-            warn(f"{clean(text)}; `tierload verify` says more")
-    return store
+            warn(f"{clean(text)}; more: {command('verify', path)}")
+        yield store
+        if store.damage:
+            warn("commits after the damage are not shown, and the store opens for reading only")
+            raise typer.Exit(DAMAGED)
 
 
-def open_to_write(path: str) -> Store:
+def writing(path: str) -> Store:
     """A store that this process holds until it is closed.
 
     Raises:
@@ -40,41 +50,16 @@ def open_to_write(path: str) -> Store:
     try:
         return Store(path, mode="w")
     except StoreBusy as error:
-        raise StoreBusy(_busy(path, str(error))) from None
-
-
-def _busy(path: str, message: str) -> str:
-    advice = "wait until it ends, or stop it; log, show, diff, verify and --dry-run work meanwhile"
-    start = message.find("{")
-    try:
-        holder = json.loads(message[start:]) if start >= 0 else None
-    except ValueError:
-        holder = None
-    if not isinstance(holder, dict):
-        return f"{message}: {advice}"
-    host, pid, since, command = (holder.get(name, "unknown") for name in ("host", "pid", "since", "command"))
-    return f"{path} is held by process {pid} ({command}) on {host} since {since}: {advice}"
+        advice = "wait until it ends, or stop it; log, show, diff, verify and --dry-run work meanwhile"
+        raise StoreBusy(f"{error}; {advice}") from None
 
 
 def recorded_at(store: Store, lsn: int) -> dict[str, object] | None:
     """The recorded values as they were at an LSN, or None when the journal does not reach back to it."""
-    from tierload.engine.values import decode_recorded
-
     try:
-        found = store._native.state_at(lsn)[1]
+        return store.recorded(lsn=lsn)
     except InvalidRequest:
         return None
-    return {key.decode("utf-8", "surrogatepass"): decode_recorded(value)[0] for key, value in found.items()}
-
-
-def stored_bytes(store: Store, commit: Commit) -> int:
-    """How many bytes the commit's pages have in segments, those that it shares with other commits too."""
-    import numpy as np
-
-    from tierload.engine.loading import table_of
-
-    pages = table_of(store._native.manifest(commit.txid)).pages[["segment", "offset", "stored_length"]]
-    return int(np.unique(pages)["stored_length"].sum())
 
 
 def dtype_name(info: ChunkInfo) -> str:

@@ -64,9 +64,18 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), dim: Sequence[bool] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    dim: Sequence[bool] = (),
 ) -> None:
-    """A table: ``right`` are the columns of numbers; ``dim`` says for each row whether it matters less."""
+    """A table.
+
+    ``right`` are the columns of numbers, ``fold`` those that take several lines where the terminal is narrow; ``dim``
+    says for each row whether it matters less.
+    """
     console = _terminal(sys.stdout)
     if console is None:
         sys.stdout.writelines(line + "\n" for line in _plain_lines(columns, rows, right))
@@ -75,9 +84,9 @@ def print_table(
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for number, column in enumerate(columns):
+    for column in columns:
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(column, justify=justify, no_wrap=number == 0, overflow="fold")
+        table.add_column(column, justify=justify, no_wrap=column not in fold, overflow="fold")
     for number, row in enumerate(rows):
         table.add_row(*row, style="dim" if dim and dim[number] else "")
     console.print(table)

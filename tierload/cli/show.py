@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tierload.cli.arguments import AsJson, OptionalWhich, StorePath
-from tierload.cli.opening import dtype_name, open_to_read, recorded_at, stored_bytes
+from tierload.cli.opening import dtype_name, reading, recorded_at
 from tierload.cli.output import print_facts, print_json, print_table, say
 from tierload.cli.text import clean, commit_json, counted, name, pairs, shown, size, to_json, when
 from tierload.cli.which import find
@@ -16,27 +16,26 @@ __all__ = ["show"]
 
 def show(path: StorePath, which: OptionalWhich = None, as_json: AsJson = False) -> None:
     """Shows one commit and what it holds: metrics, recorded values, keys and sizes."""
-    with open_to_read(path) as store:
+    with reading(path) as store:
         commit = find(store, which)
         keys = store.keys(commit)
         recorded = recorded_at(store, commit.lsn)
-        stored = stored_bytes(store, commit)
-        known = {each.id: each for each in store.commits()}
-    if as_json:
-        document = {
-            "store": path,
-            "commit": commit_json(commit) | {"stored_bytes": stored},
-            "recorded": to_json(recorded),
-            "keys": [
-                {"key": info.key, "dtype": dtype_name(info), "shape": list(info.shape), "bytes": info.nbytes}
-                for info in keys
-            ],
-        }
-        print_json(document)
-        return
-    print_facts(_facts(commit, known, stored))
-    _print_recorded(recorded)
-    _print_keys(keys)
+        stored = store.stored_bytes(commit)
+        if as_json:
+            document = {
+                "store": path,
+                "commit": commit_json(commit) | {"stored_bytes": stored},
+                "recorded": to_json(recorded),
+                "keys": [
+                    {"key": info.key, "dtype": dtype_name(info), "shape": list(info.shape), "bytes": info.nbytes}
+                    for info in keys
+                ],
+            }
+            print_json(document)
+            return
+        print_facts(_facts(commit, {each.id: each for each in store.commits()}, stored))
+        _print_recorded(recorded)
+        _print_keys(keys)
 
 
 def _facts(commit: Commit, known: Mapping[str, Commit], stored: int) -> list[tuple[str, str]]:
@@ -64,7 +63,11 @@ def _print_recorded(recorded: Mapping[str, object] | None) -> None:
         say("\nrecorded values: the journal does not reach back to this commit")
     elif recorded:
         say()
-        print_table(("recorded", "value"), [(clean(key), shown(value)) for key, value in sorted(recorded.items())])
+        print_table(
+            ("recorded", "value"),
+            [(clean(key), shown(value)) for key, value in sorted(recorded.items())],
+            fold=("recorded", "value"),
+        )
 
 
 def _print_keys(keys: Sequence[ChunkInfo]) -> None:
@@ -76,5 +79,6 @@ def _print_keys(keys: Sequence[ChunkInfo]) -> None:
         ("key", "dtype", "shape", "size"),
         [(clean(info.key), dtype_name(info), str(list(info.shape)), size(info.nbytes)) for info in keys],
         right=("size",),
+        fold=("key",),
     )
     say(counted(len(keys), "tensor"), "dim")

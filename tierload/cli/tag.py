@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from tierload.cli.arguments import AsJson, OptionalWhich, StorePath
-from tierload.cli.opening import open_to_read, open_to_write
+from tierload.cli.opening import reading, writing
 from tierload.cli.output import print_json, print_table, say
-from tierload.cli.text import clean, name, short, when
+from tierload.cli.text import clean, name, short, step, when
 from tierload.cli.which import find
 from tierload.types import Commit
 
@@ -32,10 +32,10 @@ def tag(
     if remove and (label is None or which is not None):
         raise typer.BadParameter("--remove needs the name of a tag, and nothing else")
     if label is None:
-        with open_to_read(path) as store:
+        with reading(path) as store:
             _list(path, store.tags(), as_json)
         return
-    with open_to_write(path) as store:
+    with writing(path) as store:
         before = store.tags().get(label)
         commit = None if remove else find(store, which)
         store.tag(label, commit, remove=remove)
@@ -43,8 +43,8 @@ def tag(
         ids = [None if each is None else each.id for each in (before, commit)]
         print_json({"store": path, "tag": label, "before": ids[0], "commit": ids[1]})
         return
-    was = f"; it was {name(before)}" if before is not None and before != commit else ""
-    say(f"{clean(label)}: {'removed' if commit is None else name(commit)}{was}")
+    was = f"; it was {name(before)}" if before and (commit is None or before.id != commit.id) else ""
+    say(f"{clean(label)}: {name(commit) if commit else 'removed'}{was}")
 
 
 def _list(path: str, tags: dict[str, Commit], as_json: bool) -> None:
@@ -53,8 +53,9 @@ def _list(path: str, tags: dict[str, Commit], as_json: bool) -> None:
     elif tags:
         print_table(
             ("tag", "commit", "step", "time"),
-            [(clean(label), short(each), str(each.step), when(each.time)) for label, each in tags.items()],
+            [(clean(label), short(each), step(each), when(each.time)) for label, each in tags.items()],
             right=("step",),
+            fold=("tag",),
         )
     else:
         say("no tags")

@@ -9,7 +9,20 @@ from collections.abc import Mapping
 
 from tierload.types import Commit
 
-__all__ = ["clean", "command", "commit_json", "counted", "name", "pairs", "short", "shown", "size", "to_json", "when"]
+__all__ = [
+    "clean",
+    "command",
+    "commit_json",
+    "counted",
+    "name",
+    "pairs",
+    "short",
+    "shown",
+    "size",
+    "step",
+    "to_json",
+    "when",
+]
 
 
 def clean(text: str) -> str:
@@ -46,7 +59,12 @@ def short(commit: Commit) -> str:
 
 def name(commit: Commit) -> str:
     """A commit in a sentence."""
-    return f"{short(commit)} (step {commit.step})" if commit.step is not None else f"{short(commit)} (no step)"
+    return f"{short(commit)} ({'no step' if commit.step is None else f'step {commit.step}'})"
+
+
+def step(commit: Commit) -> str:
+    """A commit's step in a table."""
+    return "-" if commit.step is None else str(commit.step)
 
 
 def shown(value: object) -> str:

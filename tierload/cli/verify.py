@@ -9,7 +9,6 @@ import typer
 
 from tierload.cli.arguments import AsJson, StorePath
 from tierload.cli.exits import DAMAGED
-from tierload.cli.opening import open_to_read, stored_bytes
 from tierload.cli.output import print_json, progress, say
 from tierload.cli.text import clean, command, counted, name, short, size
 from tierload.cli.which import find
@@ -19,7 +18,7 @@ from tierload.types import Commit, Damage, VerifyReport
 if TYPE_CHECKING:
     from tierload.engine import Store
 
-__all__ = ["damage_json", "described", "is_whole", "verify", "verify_pages"]
+__all__ = ["verify", "verify_pages"]
 
 
 def verify(
@@ -34,15 +33,18 @@ def verify(
     """Checks that what is on disk is what was written.
 
     That is the journal, the metadata of all commits (both copies), and every byte of the head's pages, of one other
-    commit's, or with --full of all commits'. Repairs nothing. Exits with 1 when anything is damaged, and says which commits are whole.
+    commit's, or with --full of all commits'. Repairs nothing. Says which commits are whole when something is damaged.
     """
     if full and which is not None:
         raise typer.BadParameter("--full reads all commits, --commit one: give one of them")
-    with open_to_read(path, warnings=False) as store:
+    from tierload.engine import Store
+
+    with Store(path, mode="r") as store:  # its warnings are damages of the report
         commits = store.commits()
         read = commits if full else [find(store, which)] if commits or which else []
         report = verify_pages(store, None if full or not read else read[0], full=full)
-        whole = [commit for commit in read if is_whole(store, commit, report)]
+        read = [commit for commit in commits if commit.id in report.read]  # a live run may have dropped some since
+        whole = [commit for commit in read if commit.id in report.whole]
         stopped = bool(store.damage)
     newest = next((commit for commit in whole if not commit.superseded), whole[0] if whole else None)
     if as_json:
@@ -55,7 +57,7 @@ def verify(
             "pages": report.pages,
             "bytes": report.bytes,
             "seconds": report.seconds,
-            "damages": [damage_json(damage) for damage in report.damages],
+            "damages": [_damage_json(damage) for damage in report.damages],
             "whole": [commit.id for commit in whole],
             "newest_whole": newest.id if newest else None,
         }
@@ -80,40 +82,22 @@ def verify_pages(store: Store, commit: Commit | None, *, full: bool = False) -> 
 
 def _bytes_to_read(store: Store, commit: Commit | None) -> int:
     try:
-        return stored_bytes(store, commit) if commit else 0
+        return store.stored_bytes(commit) if commit else 0
     except CorruptStore:  # which the verification will say
         return 0
 
 
-def is_whole(store: Store, commit: Commit, report: VerifyReport) -> bool:
-    """Whether a commit whose pages were read can be loaded: its segments are good, and one copy of its manifest is."""
-    if any(damage.path.startswith("seg/") for damage in report.damages if commit.id in damage.commits):
-        return False
-    try:
-        store.keys(commit)
-    except CorruptStore:
-        return False
-    return True
-
-
-def damage_json(damage: Damage) -> dict[str, object]:
+def _damage_json(damage: Damage) -> dict[str, object]:
     """A damage for a document; what does not apply is null."""
     return {
         "message": damage.message,
         "commits": list(damage.commits),
         "steps": list(damage.steps),
-        "key": damage.key or None,
+        "keys": list(damage.keys),
         "page": None if damage.page < 0 else damage.page,
         "path": damage.path or None,
         "offset": None if damage.offset < 0 else damage.offset,
     }
-
-
-def described(damage: Damage) -> str:
-    """A damage on one line: what, and where. The engine's text names the commits of pages, not those of metadata."""
-    pairs = zip(damage.commits, damage.steps, strict=True) if damage.page < 0 else ()
-    named = ", ".join(f"{commit[:12]} (step {step})" for commit, step in pairs)
-    return f"commit {named}: {clean(damage.message)}" if named else clean(damage.message)
 
 
 def _print_report(report: VerifyReport, read: list[Commit]) -> None:
@@ -123,22 +107,21 @@ def _print_report(report: VerifyReport, read: list[Commit]) -> None:
         f"{counted(report.pages, 'page')} {whose} ({size(report.bytes)}) in {report.seconds:.1f} s"
     )
     for damage in report.damages:
-        say(f"DAMAGED {described(damage)}", "red")
+        say(f"DAMAGED {clean(damage.message)}", "red")
     say("no damage" if report.ok else counted(len(report.damages), "damage"), "green" if report.ok else "bold red")
 
 
 def _print_advice(
     path: str, read: list[Commit], whole: list[Commit], newest: Commit | None, full: bool, stopped: bool
 ) -> None:
-    if len(whole) == len(read):
-        say(f"whole: {', '.join(name(commit) for commit in whole)}" if not full else "every commit is whole")
-    elif not full:
-        say(f"only those pages were read; to learn which commits are whole: {command('verify', path, '--full')}")
+    if stopped:
+        say("the journal is damaged: commits after that are not shown, and the store opens for reading only")
+    if not full and len(whole) < len(read):
+        say(f"only these pages were read; to learn which commits are whole: {command('verify', path, '--full')}")
         return
-    else:
-        broken = [name(commit) for commit in read if commit not in whole]
-        say(f"damaged: {', '.join(broken)}")
-        say(f"whole: {', '.join(name(commit) for commit in whole) or 'no commit'}")
-    if newest and not newest.head and full and not stopped:
+    if len(whole) < len(read):
+        say(f"damaged: {', '.join(name(commit) for commit in read if commit not in whole)}")
+    say(f"whole: {', '.join(name(commit) for commit in whole) or 'no commit'}")
+    if full and newest and not newest.head and not stopped:
         line = command("rollback", path, "--to", f"commit:{short(newest)}")
         say(f"the newest whole commit is {name(newest)}; to go back to it: {line}", "bold")

@@ -47,7 +47,7 @@ def find(store: Store, which: str | None) -> Commit:
         if tagged is None and len(which) < _ID_DIGITS_MIN:
             raise
         return tagged or store.find(commit=which)
-    if tagged is not None and tagged != by_step:
+    if tagged is not None and tagged.id != by_step.id:
         raise InvalidRequest(
             f"{which} is ambiguous: a step of commit {name(by_step)} and a tag of commit {name(tagged)}; "
             f"say step:{which} or tag:{which}"

@@ -1,9 +1,10 @@
-"""Verification of commits."""
+"""Verification of commits: everything that can be wrong on disk is found, located and named; nothing is repaired."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,102 +12,121 @@ from tierload import _native
 from tierload.catalog import CatalogView
 from tierload.engine.loading import table_of
 from tierload.errors import CorruptStore
-from tierload.layout import ManifestTable
+from tierload.layout import ManifestTable, segment_sizes
 from tierload.types import Commit, Damage, VerifyReport
 
 __all__ = ["verify"]
 
-_BATCH = 512  # pages that are checked between two reports of progress
+_BATCH = 32  # pages between two reports of progress
+_MIRROR = ".m"
+
+
+def _named(commits: list[Commit]) -> str:
+    return ", ".join(f"{c.id[:12]} (step {c.step})" for c in commits)
 
 
 class _Verification:
-    """Damages so far, by place, so that a page that several commits share is read and reported once."""
+    """Damages so far. A page or segment that several commits share is read and reported once, with all of them."""
 
-    def __init__(self, native: _native.Store, view: CatalogView, threads: int) -> None:
-        self.native = native
-        self.view = view
-        self.threads = threads
+    def __init__(self, native: _native.Store, threads: int, progress: Callable[[int], None] | None) -> None:
+        self._native = native
+        self._threads = threads
+        self._progress = progress
         self.pages = 0
         self.bytes = 0
-        self._metadata: list[Damage] = []
-        self._found: dict[tuple[str, int], tuple[Damage, list[Commit]]] = {}
-        self._seen: dict[tuple[str, int], bool] = {}
+        self.bad: set[str] = set()  # ids of commits that cannot be loaded in full
+        self._damages: list[tuple[Damage, list[Commit]]] = []
+        self._segments: dict[str, list[Commit]] = {}  # damaged ones
+        self._places: dict[tuple[str, int], list[Commit] | None] = {}  # pages that were read; None: good
 
-    def metadata(self, commit: Commit) -> None:
-        """Both copies of the manifest, and that its segments are there with their sizes."""
-        for problem in self.native.check_manifests(commit.txid):
+    def store(self, text: str) -> None:
+        """Damage that concerns no one commit."""
+        self._damages.append((Damage(text), []))
+
+    def manifest(self, commit: Commit, path: str) -> ManifestTable | None:
+        """Both copies of a commit's manifest; its tables when one copy serves."""
+        problems = self._native.check_manifests(commit.txid)
+        for problem, copy in zip(problems, (path, path + _MIRROR), strict=True):
             if problem:
-                self._add(Damage(f"{problem} (its mirror is used while it is whole)", (commit.id,), (commit.step,)))
+                rest = "" if all(problems) else " (the other copy is whole and is used)"
+                self._damages.append((Damage(problem + rest, path=copy), [commit]))
+        if all(problems):
+            self.bad.add(commit.id)
+            return None
+        return table_of(self._native.manifest(commit.txid))
 
-    def _add(self, damage: Damage) -> None:
-        self._metadata.append(damage)
-
-    def data(self, commit: Commit, full: bool, progress: Callable[[int], None] | None) -> None:
-        """Segments, and with ``full`` every page that no earlier commit had."""
-        try:
-            manifest = self.native.manifest(commit.txid)
-        except CorruptStore as error:
-            self._add(Damage(str(error), (commit.id,), (commit.step,)))
-            return
-        table = table_of(manifest)
+    def segments(self, commit: Commit, manifest: _native.Manifest) -> list[str]:
+        """That a commit's segments are there with their sizes; their paths."""
         paths = []
-        sizes = np.frombuffer(manifest.segments, "<u8").reshape(-1, 4)[:, 3].tolist()
-        for number, size in enumerate(sizes):
+        for number, size in enumerate(segment_sizes(manifest.segments)):
             path = manifest.segment_path(number)
             paths.append(path)
-            found = self.native.segment_size(path)
+            if path in self._segments:
+                self._segments[path].append(commit)
+                self.bad.add(commit.id)
+                continue
+            found = self._native.segment_size(path)
             if found != size:
                 what = "is missing" if found is None else f"has {found} bytes instead of {size}"
-                self._add(Damage(f"{path} {what}", (commit.id,), (commit.step,), path=path))
-        if full:
-            self._pages(commit, manifest, table, paths, progress)
+                self._segments[path] = [commit]
+                self._damages.append((Damage(f"{path} {what}", path=path), self._segments[path]))
+                self.bad.add(commit.id)
+        return paths
 
-    def _pages(
-        self,
-        commit: Commit,
-        manifest: _native.Manifest,
-        table: ManifestTable,
-        paths: Sequence[str],
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def read(self, commit: Commit, manifest: _native.Manifest, table: ManifestTable, paths: list[str]) -> None:
+        """Every page of a commit that no commit before it had, to the last byte."""
         fresh = []
-        segments, offsets = table.pages["segment"].tolist(), table.pages["offset"].tolist()
-        for page, (segment, offset) in enumerate(zip(segments, offsets, strict=True)):
-            place = (paths[segment], offset)
-            if place in self._found:
-                self._found[place][1].append(commit)
-            if place not in self._seen:
-                self._seen[place] = True
+        for page, place in enumerate(_places(table, paths)):
+            if place not in self._places and place[0] not in self._segments:
+                self._places[place] = None
                 fresh.append(page)
         for start in range(0, len(fresh), _BATCH):
             batch = np.array(fresh[start : start + _BATCH], np.uint32)
-            for page, path, offset, what in manifest.check(pages=batch, threads=self.threads, progress=None):
-                keys = [table.key(number) for number in table.page_owner(page)]
-                damage = Damage(what, key=", ".join(keys), page=page, path=path, offset=offset)
-                self._found[path, offset] = (damage, [commit])
-            read = int(table.pages["stored_length"][batch].sum())
+            for page, path, offset, what in manifest.check(pages=batch, threads=self._threads, progress=None):
+                keys = tuple(table.key(number) for number in table.page_owner(page))
+                commits: list[Commit] = []
+                self._places[path, offset] = commits
+                self._damages.append((Damage(what, keys=keys, page=page, path=path, offset=offset), commits))
+            size = int(table.pages["stored_length"][batch].sum())
             self.pages += len(batch)
-            self.bytes += read
-            if progress:
-                progress(read)
+            self.bytes += size
+            if self._progress:
+                self._progress(size)
+
+    def share(self, commit: Commit, table: ManifestTable, paths: list[str]) -> None:
+        """Adds a commit to the damaged pages that it has too, whether or not it was asked for."""
+        for place in _places(table, paths):
+            commits = self._places.get(place)
+            if commits is not None and commit not in commits:
+                commits.append(commit)
+                self.bad.add(commit.id)
 
     def damages(self) -> tuple[Damage, ...]:
-        out = list(self._metadata)
-        for damage, commits in self._found.values():
-            named = ", ".join(f"{c.id[:12]} (step {c.step})" for c in commits)
-            out.append(
-                Damage(
-                    f"commit {named}: key {damage.key}, page {damage.page}, {damage.path} at byte {damage.offset}: "
-                    f"{damage.message}",
-                    tuple(c.id for c in commits),
-                    tuple(c.step for c in commits),
-                    damage.key,
-                    damage.page,
-                    damage.path,
-                    damage.offset,
-                )
+        """Everything that was found, with the commits that it concerns."""
+        return tuple(
+            replace(
+                damage,
+                message=_message(damage, commits),
+                commits=tuple(c.id for c in commits),
+                steps=tuple(c.step for c in commits),
             )
-        return tuple(out)
+            for damage, commits in self._damages
+        )
+
+
+def _places(table: ManifestTable, paths: list[str]) -> list[tuple[str, int]]:
+    segments, offsets = table.pages["segment"].tolist(), table.pages["offset"].tolist()
+    return [(paths[segment], offset) for segment, offset in zip(segments, offsets, strict=True)]
+
+
+def _message(damage: Damage, commits: list[Commit]) -> str:
+    if not commits:
+        return damage.message
+    where = f"commit {_named(commits)}: "
+    if damage.page >= 0:
+        key = f"key {', '.join(damage.keys)}" if len(damage.keys) <= 3 else f"{len(damage.keys)} small tensors"
+        where += f"{key}, page {damage.page}, {damage.path} at byte {damage.offset}: "
+    return where + damage.message
 
 
 def verify(
@@ -117,20 +137,35 @@ def verify(
     commit: Commit | None,
     threads: int,
     progress: Callable[[int], None] | None,
+    exists: Callable[[Commit], bool],
 ) -> VerifyReport:
     """Checks the metadata of every commit and the pages of the head; with ``full`` those of every commit, with
-    ``commit`` those of that one. ``progress`` is called with the number of bytes that were read."""
+    ``commit`` those of that one. ``exists`` tells whether a commit whose files are gone was dropped meanwhile."""
     start = time.perf_counter()
-    run = _Verification(native, view, threads)
+    run = _Verification(native, threads, progress)
     for text in [*native.warnings, *([native.damage] if native.damage else [])]:
-        run._add(Damage(text))
+        run.store(text)
     try:
         native.history(0)
     except CorruptStore as error:
-        run._add(Damage(f"history: {error}"))
+        run.store(str(error))
+    wanted = commit or view.head
+    read, opened = [], []
     for each in view.commits:
-        run.metadata(each)
-        run.data(each, full or each == (commit or view.head), progress)
+        if any(native.check_manifests(each.txid)) and not exists(each):
+            continue
+        table = run.manifest(each, native.manifest_path(each.txid))
+        if full or each == wanted:
+            read.append(each.id)
+        if table is None:
+            continue
+        manifest = native.manifest(each.txid)
+        paths = run.segments(each, manifest)
+        opened.append((each, table, paths))
+        if each.id in read[-1:]:
+            run.read(each, manifest, table, paths)
+    for each, table, paths in opened:
+        run.share(each, table, paths)
     return VerifyReport(
         commits=len(view.commits),
         pages=run.pages,
@@ -138,4 +173,6 @@ def verify(
         seconds=time.perf_counter() - start,
         full=full,
         damages=run.damages(),
+        read=tuple(read),
+        whole=tuple(id for id in read if id not in run.bad),
     )

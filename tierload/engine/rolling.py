@@ -15,9 +15,8 @@ def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn:
     head = view.find()
     then, now = native.state_at(lsn)[1], native.values()
     changed = {key for key in then.keys() | now.keys() if then.get(key) != now.get(key)}
-    # Going back along the line leaves behind what is newer; going to a superseded commit leaves the line itself.
-    on_line = target.txid in view.line
-    left = [view.by_txid[txid] for txid in view.line.txids if not on_line or txid > target.txid]
+    after = view.line_of(target)
+    left = [view.by_txid[txid] for txid in view.line.txids if txid not in after]
     return RollbackPlan(
         head=head,
         target=target,

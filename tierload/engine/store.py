@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -160,7 +161,28 @@ class Store:
         """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._native.manifest(found.txid)).infos()
+            return table_of(self._manifest(found)).infos()
+
+    def stored_bytes(self, commit: Which | None = None) -> int:
+        """How many bytes a commit (the head) has on disk, with what it shares with others."""
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            return table_of(self._manifest(found)).stored_bytes()
+
+    def _manifest(self, commit: Commit) -> _native.Manifest:
+        try:
+            return self._native.manifest(commit.txid)
+        except CorruptStore:
+            if self._exists(commit):
+                raise
+        raise CommitNotFound(f"commit {commit.id[:12]} was dropped by a collection meanwhile; open the store anew")
+
+    def _exists(self, commit: Commit) -> bool:
+        """Whether a commit is still there now. Only a reader can hold an old list: it looks again."""
+        if self._native.writable:
+            return True
+        with Store(self.path, mode="r") as now:
+            return any(other.id == commit.id for other in now.commits())
 
     # Saving and loading
 
@@ -238,7 +260,7 @@ class Store:
                 found = self._newest_whole()
             else:
                 found = self._view().find(step=step, commit=commit, tag=tag)
-            manifest = self._native.manifest(found.txid)
+            manifest = self._manifest(found)
         table = table_of(manifest)
         document, infos = manifest.state.tobytes(), table.infos()
         if into is None:
@@ -282,6 +304,8 @@ class Store:
                 target = view.back(steps) if steps is not None else self._find(to)  # type: ignore[arg-type]
                 lsn = target.lsn
             else:
+                if not 0 < lsn <= self._native.last_lsn:
+                    raise CommitNotFound(f"there is no LSN {lsn}; the newest is {self._native.last_lsn}")
                 txid = self._native.state_at(lsn)[0]
                 if txid not in view.by_txid:
                     raise CommitNotFound(f"at LSN {lsn} there was no commit, or it has been collected since")
@@ -291,9 +315,10 @@ class Store:
                 raise CorruptStore(f"{self.path}: commit {target.id[:12]} (step {target.step}) is damaged: {problem}")
             plan = rolling.plan_rollback(self._native, view, target, lsn)
             if dry_run:
-                return dataclasses.replace(
-                    plan, difference=comparing.compare(self._native, plan.head, target, self._threads)
-                )
+                with contextlib.suppress(CorruptStore):  # the head may be what one goes back from because it is damaged
+                    difference = comparing.compare(self._native, plan.head, target, self._threads)
+                    plan = dataclasses.replace(plan, difference=difference)
+                return plan
             txid = rolling.commit_rollback(self._native, plan, lsn)
             return dataclasses.replace(plan, commit=self._view().by_txid[txid])
 
@@ -316,10 +341,14 @@ class Store:
         with self._lock:
             return self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
 
-    def recorded(self) -> dict[str, object]:
-        """The current value of every recorded key."""
+    def recorded(self, *, lsn: int | None = None) -> dict[str, object]:
+        """The value of every recorded key, now or as it was at an LSN.
+
+        Raises:
+            InvalidRequest: The history that is kept does not reach back to ``lsn``.
+        """
         with self._lock:
-            found = self._native.values()
+            found = self._native.values() if lsn is None else self._native.state_at(lsn)[1]
         return {k.decode("utf-8", "surrogatepass"): values.decode_recorded(v)[0] for k, v in found.items()}
 
     def history(self) -> Iterator[Change]:
@@ -347,7 +376,13 @@ class Store:
         with self._lock:
             which = None if commit is None else self._find(commit)
             return checking.verify(
-                self._native, self._view(), full=full, commit=which, threads=self._threads, progress=progress
+                self._native,
+                self._view(),
+                full=full,
+                commit=which,
+                threads=self._threads,
+                progress=progress,
+                exists=self._exists,
             )
 
     def collect(

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW
+from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW, SEGMENT_ROW
 from tierload.types import ChunkInfo, Destination
 
-__all__ = ["ManifestTable", "ReadPlan"]
+__all__ = ["ManifestTable", "ReadPlan", "segment_sizes"]
+
+
+def segment_sizes(segments: npt.NDArray[np.uint8]) -> list[int]:
+    """The sizes in bytes of the files that a manifest's section of segments lists."""
+    return [int(size) for size in segments.view(SEGMENT_ROW)["size"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ class ManifestTable:
         first = self.chunks["first_page"].astype(np.int64)
         inside = (first <= page) & (page < first + self.chunks["pages"])
         return [int(number) for number in np.flatnonzero(inside)]
+
+    def stored_bytes(self) -> int:
+        """How many bytes the pages have in segments, those that other commits share too; each counted once."""
+        places = self.pages[["segment", "offset", "stored_length"]]
+        return int(np.unique(places)["stored_length"].sum())
 
     def is_packed(self, number: int) -> bool:
         """Whether a chunk shares its page with others."""

@@ -71,6 +71,7 @@ def _below(tag: str, content: Any) -> Iterable[tuple[str, Any]]:
     inner = content[_MEMBER[tag]] if tag in _MEMBER else content
     if tag in _PAIRS:
         yield from ((f"/{element(key)}", value) for key, value in (inner.items() if tag == "d" else inner))
+        yield from [("", content["metadata"])] if tag == "statedict" else []
     elif tag in _LISTS:
         yield from ((f"/#{number}", value) for number, value in enumerate(inner))
     elif tag in _SAME:

@@ -62,8 +62,8 @@ def tensors_of(manifest: Manifest, where: str) -> dict[str, Tensor]:
         for key, tag, leaf in users or [(own, "", {})]:
             try:
                 tensor = view(leaf, chunk, manifest) if tag == "t" else flat if tag else chunk
-                if found.setdefault(key, tensor) is not tensor:
-                    raise Damage("a second tensor of this key")
+                if found.setdefault(key, tensor) != tensor:
+                    raise Damage("another tensor has this key")
             except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
                 problems.append(f"{where}, key {key!r}: {type(error).__name__} {error}")
     return found

@@ -14,7 +14,7 @@ from tierload.errors import CorruptStore
 from tierload.state import container_binding, files, leaf_binding, module_binding, optimizer_binding, rng
 from tierload.state.decoders import members, optimizer_node
 from tierload.state.dtypes import BY_DTYPE
-from tierload.state.fills import Fill, Fills, expanded_alike, untie
+from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
 from tierload.state.modules import is_stateful
 from tierload.state.names import ParameterNames
@@ -200,8 +200,8 @@ class Binder:
             self.problems.dtypes(path, f"is {live.dtype} in the target and {stored.torch} in the store")
             if own and own.castable and stored.castable:
                 self.problems.advise("cast=True converts between float dtypes.")
-        elif not live.is_meta and not expanded_alike(live, view):
-            self.problems.shapes(path, "repeats its elements in the target (expand) and not in the store")
+        elif (why := obstacle(live, view)) != "":
+            self.problems.shapes(path, why)
         else:
             if live.dtype is not stored.torch:
                 self._converted.append(path.text())
@@ -233,7 +233,7 @@ class Binder:
         if tag != "t" or live.is_meta or not is_plain_tensor(live):
             return False
         view = self.reader.view(content, path)
-        if tuple(live.shape) != view.shape or live.dtype is not view.row.torch or not expanded_alike(live, view):
+        if tuple(live.shape) != view.shape or live.dtype is not view.row.torch or obstacle(live, view):
             return False
         self._fills.append(Fill(live, view, path))
         self.loaded.append(path)

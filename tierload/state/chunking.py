@@ -39,6 +39,7 @@ class View:
 class Chunk:
     """Bytes to store once, and the tensors that are views of them. ``sizes`` is the shape in memory order.
 
+    Chunks with the same ``apart`` (an object) hold parts of the same memory.
     A contiguous tensor on the CPU that shares its memory with no other is a chunk by itself: a ``TensorLeaf``.
     """
 
@@ -48,6 +49,7 @@ class Chunk:
     nbytes: int
     owner: object
     views: list[View] = field(default_factory=list)
+    apart: object = None
 
     @property
     def key(self) -> str:
@@ -88,19 +90,28 @@ def chunks_of(leaves: Iterable[TensorLeaf], notes: list[str]) -> list[Chunk | Te
 
 def _close(cluster: list[TensorLeaf], chunks: list[Chunk | TensorLeaf], notes: list[str]) -> None:
     """Add the chunks of tensors whose ranges are connected."""
+    first = len(chunks)
+    _divide(cluster, chunks, notes)
+    if len(chunks) > first + 1:
+        for chunk in chunks[first:]:
+            assert isinstance(chunk, Chunk)  # a leaf is the only one of its cluster
+            chunk.apart = cluster
+
+
+def _divide(cluster: list[TensorLeaf], chunks: list[Chunk | TensorLeaf], notes: list[str]) -> None:
     if len(cluster) == 1 and cluster[0].contiguous and cluster[0].tensor.is_cpu:
         chunks.append(cluster[0])
         return
     dense: list[tuple[Footprint, TensorLeaf]] = []
     gapped: dict[tuple[object, ...], list[tuple[Footprint, TensorLeaf]]] = defaultdict(list)
     for leaf in cluster:
-        print_ = leaf.footprint()
-        if print_.scattered:
-            chunks.append(_copied(print_, [leaf], notes))
-        elif print_.dense:
-            dense.append((print_, leaf))
+        footprint = leaf.footprint()
+        if footprint.scattered:
+            chunks.append(_copied(footprint, [leaf], notes))
+        elif footprint.dense:
+            dense.append((footprint, leaf))
         else:
-            gapped[print_.start, print_.dims].append((print_, leaf))
+            gapped[footprint.start, footprint.dims].append((footprint, leaf))
     spans = _Spans(dense)
     loose = [users for users in gapped.values() if not spans.adopt(users)]
     for group in _groups(spans.spans, loose):
@@ -123,21 +134,21 @@ class _Spans:
 
     def __init__(self, dense: Sequence[tuple[Footprint, TensorLeaf]]) -> None:
         self.spans: list[_Span] = []
-        for print_, leaf in sorted(dense, key=lambda item: item[0].start):
-            if self.spans and print_.start < self.spans[-1].end:
+        for footprint, leaf in sorted(dense, key=lambda item: item[0].start):
+            if self.spans and footprint.start < self.spans[-1].end:
                 last = self.spans[-1]
-                last.end = max(last.end, print_.end)
+                last.end = max(last.end, footprint.end)
                 last.nbytes = last.end - last.start
                 last.users.append(leaf)
             else:
-                self.spans.append(_Span(print_.start, print_.end, print_.span, [leaf]))
+                self.spans.append(_Span(footprint.start, footprint.end, footprint.span, [leaf]))
         self._starts = [span.start for span in self.spans]
 
     def adopt(self, users: Sequence[tuple[Footprint, TensorLeaf]]) -> bool:
         """Add views with gaps to the span that holds all of their range; whether there is one."""
-        print_ = users[0][0]
-        at = bisect.bisect_right(self._starts, print_.start) - 1
-        if at < 0 or print_.end > self.spans[at].end:
+        footprint = users[0][0]
+        at = bisect.bisect_right(self._starts, footprint.start) - 1
+        if at < 0 or footprint.end > self.spans[at].end:
             return False
         self.spans[at].users.extend(leaf for _, leaf in users)
         return True
@@ -220,11 +231,11 @@ def _range(span: _Span, notes: list[str]) -> Chunk | None:
     return Chunk(row, sizes, pointer, end - start, owner, views)
 
 
-def _copied(print_: Footprint, users: Sequence[TensorLeaf], notes: list[str]) -> Chunk:
+def _copied(footprint: Footprint, users: Sequence[TensorLeaf], notes: list[str]) -> Chunk:
     """The chunk of views with gaps over the same elements: only those, packed in their order of memory."""
     first = min(users, key=lambda leaf: leaf.key)
     bare = physical(first.tensor)
-    if print_.scattered:
+    if footprint.scattered:
         notes.append(f"{first.key} shows some elements several times; it is stored and loaded as a plain copy")
         steps = first.stride
     else:
@@ -235,16 +246,16 @@ def _copied(print_: Footprint, users: Sequence[TensorLeaf], notes: list[str]) ->
     order = sorted(range(len(steps)), key=lambda dim: -first.stride[dim])
     packed = bare.permute(order).contiguous().cpu()
     own = dict(zip(order, contiguous_strides(packed.shape), strict=True))
-    if print_.scattered:
+    if footprint.scattered:
         own_strides = tuple(0 if step == 0 else own[dim] for dim, step in enumerate(steps))
         views = [View(first, 0, own_strides)]
     else:
-        views = [View(leaf, 0, _mapped(leaf, print_)) for leaf in users]
+        views = [View(leaf, 0, _mapped(leaf, footprint)) for leaf in users]
     sizes = tuple(count for count in packed.shape)
     return Chunk(first.row, sizes, packed.data_ptr(), packed.numel() * first.row.size, packed, views)
 
 
-def _mapped(leaf: TensorLeaf, print_: Footprint) -> tuple[int, ...]:
+def _mapped(leaf: TensorLeaf, footprint: Footprint) -> tuple[int, ...]:
     """The strides of ``leaf`` in elements, once the gaps of its footprint are closed.
 
     Each dimension of the view is part of one dimension of the footprint: the one with the largest stride that is not
@@ -252,7 +263,7 @@ def _mapped(leaf: TensorLeaf, print_: Footprint) -> tuple[int, ...]:
     """
     closed: list[tuple[int, int]] = []  # stride in memory → stride when packed, in bytes, ascending
     step = 1
-    for stride, count in reversed(print_.dims):
+    for stride, count in reversed(footprint.dims):
         closed.append((stride, step))
         step *= count
     size = leaf.row.size

@@ -16,7 +16,7 @@ from tierload.state.tensors import is_plain_tensor, tensor_over
 from tierload.state.views import TensorView
 from tierload.types import Destination
 
-__all__ = ["Fill", "Fills", "expanded_alike", "untie"]
+__all__ = ["Fill", "Fills", "obstacle", "untie"]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,15 @@ class Fill:
     def footprint(self) -> Footprint:
         """The memory of the live tensor."""
         live = self.live
+        if live.is_contiguous():
+            return Footprint(live.data_ptr(), live.nbytes, live.nbytes, ((1, live.nbytes),))
         return footprint_of(live.data_ptr(), live.shape, live.stride(), live.element_size())
+
+    def steps(self) -> set[tuple[int, int]]:
+        """For each dimension, its stride in the chunk and in the target, in bytes."""
+        rows = zip(self.live.shape, self.view.stride, self.live.stride(), strict=True)
+        size, live_size = self.view.row.size, self.live.element_size()
+        return {(stored * size, step * live_size) for count, stored, step in rows if count > 1}
 
     def is_direct(self, nbytes: int) -> bool:
         """Whether the chunk, of ``nbytes`` bytes, can be read right into the live tensor's memory."""
@@ -39,17 +47,29 @@ class Fill:
             return False
         if live.is_neg() != view.neg or (live.dtype.is_complex and live.is_conj() != view.conj):
             return False
-        steps = zip(live.shape, live.stride(), view.stride, strict=True)
-        if any(count > 1 and step != stored for count, step, stored in steps):
-            return False
-        print_ = self.footprint()
-        return print_.dense and print_.nbytes == nbytes
+        footprint = self.footprint()
+        return footprint.dense and not footprint.overlapping and footprint.nbytes == nbytes and _same_steps(live, view)
 
 
-def expanded_alike(live: torch.Tensor, view: TensorView) -> bool:
-    """Whether every dimension in which the live tensor repeats its elements is repeated in the stored one too."""
+def obstacle(live: torch.Tensor, view: TensorView) -> str:
+    """Why the memory of a live tensor cannot take what is stored, although shapes are equal; empty when it can."""
+    if live.is_meta or live.is_contiguous():
+        return ""
     steps = zip(live.shape, live.stride(), view.stride, strict=True)
-    return all(step or count == 1 or not stored for count, step, stored in steps)
+    if any(step == 0 and count > 1 and stored for count, step, stored in steps):
+        return "repeats its elements in the target (expand) and not in the store"
+    footprint = footprint_of(live.data_ptr(), live.shape, live.stride(), live.element_size())
+    if footprint.overlapping and not _same_steps(live, view):
+        return "overlaps itself in the target, and not in the same way in the store"
+    return ""
+
+
+def _same_steps(live: torch.Tensor, view: TensorView) -> bool:
+    """Whether the strides that matter are equal."""
+    if live.stride() == view.stride:
+        return True
+    steps = zip(live.shape, live.stride(), view.stride, strict=True)
+    return all(count == 1 or step == stored for count, step, stored in steps)
 
 
 def untie(fills: Iterable[Fill]) -> list[tuple[Fill, Fill]]:
@@ -64,13 +84,27 @@ def untie(fills: Iterable[Fill]) -> list[tuple[Fill, Fill]]:
         region.sort(key=lambda row: row[:3])
         reached, farthest = -1, None
         for start, end, _, fill in region:
-            if farthest is not None and start < reached and farthest.view.chunk != fill.view.chunk:
+            if farthest is not None and start < reached and _disagree(farthest, fill):
                 first, second = farthest.footprint(), fill.footprint()
                 if first.dense or second.dense or first == second:  # else their elements may alternate
                     clashes.append(tuple(sorted((farthest, fill), key=lambda one: one.path.text())))
             if end > reached:
                 reached, farthest = end, fill
     return clashes  # type: ignore[return-value]
+
+
+def _disagree(fill: Fill, other: Fill) -> bool:
+    """Whether two live tensors that meet in memory did not do so, in the same way, when they were saved."""
+    view, theirs = fill.view, other.view
+    if view.chunk != theirs.chunk:
+        return view.apart < 0 or view.apart != theirs.apart
+    base, their_base = (one.live.data_ptr() - one.view.offset * one.view.row.size for one in (fill, other))
+    if base == their_base and _same_steps(fill.live, view) and _same_steps(other.live, theirs):
+        return False
+    # Other strides in the target: each step in the chunk must be the same step in memory for both.
+    steps = fill.steps() | other.steps()
+    alike = view.offset * view.row.size == theirs.offset * theirs.row.size and fill.footprint() == other.footprint()
+    return not alike or len(dict(steps)) != len(steps)
 
 
 class Fills:
@@ -128,10 +162,7 @@ def _same_memory(live: torch.Tensor, other: torch.Tensor, view: TensorView, chos
         live.is_cpu
         and live.dtype is other.dtype
         and live.data_ptr() - view.offset * size == other.data_ptr() - chosen.offset * size
-        and all(
-            count == 1 or step == stored
-            for count, step, stored in zip(live.shape, live.stride(), view.stride, strict=True)
-        )
+        and _same_steps(live, view)
         and live.is_neg() == view.neg
         and live.is_conj() == view.conj
     )

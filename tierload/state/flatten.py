@@ -130,10 +130,13 @@ class _Writer:
 
     def flat(self) -> FlatState:
         """Number the chunks, fill the slots, and hand everything over."""
-        rows: list[Chunk | TensorLeaf | _Blob] = [*chunks_of(self._tensors, self._notes), *self._blobs]
+        notes: list[str] = []
+        rows: list[Chunk | TensorLeaf | _Blob] = [*chunks_of(self._tensors, notes), *self._blobs]
+        self._notes += sorted(notes)  # they come in the order of addresses
         rows.sort(key=attrgetter("key"))  # code points are in the order of their UTF-8
         sources: list[ChunkSource] = []
         ties, last = 0, None
+        apart: dict[int, int] = {}
         for number, row in enumerate(rows):
             key = row.key
             if key == last:
@@ -152,6 +155,8 @@ class _Writer:
                 if len(row.views) > 1:
                     tie = f',"tie":{ties}'
                     ties += 1
+                if row.apart is not None:
+                    tie += f',"apart":{apart.setdefault(id(row.apart), len(apart))}'
                 for view in row.views:
                     self._out[view.leaf.slot] = _view_json(number, row, view, tie)
                 sources.append(_source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Footprint", "contiguous_strides", "footprint_of"]
 
@@ -12,22 +12,23 @@ _SPREAD_MAX = 2
 """A view that overlaps itself is stored as the range that it covers while that is at most this many times its size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):
     """The bytes that a view touches, whatever the order of its dimensions.
 
     ``dims`` are ``(stride, size)`` in bytes, largest stride first, without those of stride 0 or size 1, and merged
     where one continues another; the last is the innermost run of adjacent bytes, ``(1, length)``. Views of the same
     elements (a matrix and its transpose) have equal footprints. ``start`` is the first byte's address, ``span`` the
-    length of the range from the first byte to the last. ``nbytes`` counts each byte once, unless ``scattered``: a
-    view that meets elements several times and covers a range much larger than itself.
+    length of the range from the first byte to the last. A view that meets elements several times (beyond stride 0)
+    is ``overlapping``: the whole range stands for it, unless it is ``scattered``, over a range much larger than itself.
+    ``nbytes`` counts each byte once.
     """
 
     start: int
     span: int
     nbytes: int
     dims: tuple[tuple[int, int], ...]
-    scattered: bool
+    overlapping: bool = False
+    scattered: bool = False
 
     @property
     def end(self) -> int:
@@ -58,10 +59,10 @@ def footprint_of(start: int, shape: Sequence[int], stride: Sequence[int], size: 
     nbytes = math.prod(count for _, count in merged)
     merged.reverse()
     if not overlaps:
-        return Footprint(start, extent, nbytes, tuple(merged), scattered=False)
+        return Footprint(start, extent, nbytes, tuple(merged))
     if extent <= _SPREAD_MAX * nbytes:
-        return Footprint(start, extent, extent, ((1, extent),), scattered=False)
-    return Footprint(start, extent, nbytes, tuple(merged), scattered=True)
+        return Footprint(start, extent, extent, ((1, extent),), overlapping=True)
+    return Footprint(start, extent, nbytes, tuple(merged), overlapping=True, scattered=True)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     if not _is_groups(groups, len(saved.names)):
         binder.problems.dtypes(path, "has param groups of an unknown form in the store")
         return
-    if binder.reader.keys is not None and not binder.wants_any_of([*_places(saved), saved.groups[1]]):
+    if not binder.wants_any_of([*(place for _, _, place in saved.states), saved.groups[1]]):
         return
     match = _Match(saved, groups)
     parameters = parameters_of(live)
@@ -63,10 +63,6 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     states = _bind_states(binder, live, match, parameters)
     binder.reader.unfiltered(*saved.rest)  # checks it, and makes the memory that it needs
     binder.actions.append(lambda: _apply(binder, live, match, parameters, states, path))
-
-
-def _places(saved: OptimizerNode) -> list[Path]:
-    return [place for _, _, place in saved.states]
 
 
 def _saved(binder: Binder, node: object, path: Path) -> OptimizerNode | None:
@@ -111,12 +107,14 @@ def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match
         for position, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
     names = match.saved.names
+    matched: set[int] = set()
     for position, name in enumerate(names):
         found = by_key.get(name or "", by_name.get(name or ""))
         if found is None:
             found = by_name.get(inner.get(position, ""))
-        if found is not None and found not in match.live_of.values():
+        if found is not None and found not in matched:
             match.live_of[position] = found
+            matched.add(found)
     nameless = not any(names) or not (by_key or by_name)
     if names and not match.live_of and nameless:
         binder.problems.unexpected(path, "has states that can only be matched by position")
@@ -125,7 +123,6 @@ def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match
             match.live_of = {position: position for position in range(len(names))}
         return
     states = path.child("state")
-    matched = set(match.live_of.values())
     for position, name in enumerate(names):
         if position not in match.live_of:
             binder.problems.unexpected(

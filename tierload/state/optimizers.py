@@ -41,9 +41,11 @@ def encode(optimizer: torch.optim.Optimizer, path: Path, names: ParameterNames, 
         return modules.encode(optimizer, path)
     own = own_names(optimizer)
     labels: list[str | None] = []
+    used: set[str | None] = set()
     for position, parameter in enumerate(parameters):
         label = next(iter(names.of(parameter)), own.get(position))
-        labels.append(label if label not in labels else None)
+        labels.append(None if label in used else label)
+        used.add(label)
     unnamed = labels.count(None)
     if unnamed:
         notes.append(

@@ -26,7 +26,7 @@ from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
 from tierload.state.registry import known_types
 from tierload.state.scalars import READERS, read_numpy_dtype, sized
 from tierload.state.texts import bytes_of, parse
-from tierload.state.views import TensorView, read_view
+from tierload.state.views import TensorView, read_view, whole_chunk
 from tierload.types import ChunkInfo
 
 __all__ = ["Reader"]
@@ -232,14 +232,20 @@ class Reader:
 
     def _tensor(self, content: Any, path: Path) -> object:
         made = self._made.get(id(content))
-        if made is None:
+        if made is not None:
+            return made
+        chunk = whole_chunk(content, self.memory)
+        if chunk is not None and not self.memory.has_tensor(chunk.number):
+            made = self.memory.tensor(chunk.number, chunk.sizes)
+            self.users[chunk.number].append(path)
+        else:
             view = self.view(content, path)
             made = self._tied.get(view) if view.tied else None
             if made is None:
                 made = view.tensor(self.memory)
                 if view.tied:
                     self._tied[view] = made
-            self._made[id(content)] = made
+        self._made[id(content)] = made
         return made
 
     def _array(self, content: Any, path: Path) -> object:

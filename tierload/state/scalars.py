@@ -63,10 +63,10 @@ def npscalar_json(value: np.generic[Any]) -> str:
     """The JSON of a numpy scalar."""
     text, data = numpy_dtype(value.dtype), value.tobytes()
     if isinstance(value, np.str_):  # numpy itself strips zeros at the end of text and bytes
-        data = str(value).encode("utf-32-le", "surrogatepass")
+        data = value[:].encode("utf-32-le", "surrogatepass")
         text = f"<U{len(value)}"
     elif isinstance(value, np.bytes_):
-        data = bytes(value)
+        data = value[:]
         text = f"|S{len(value)}"
     return f'{{"npscalar":{{"dtype":{quoted(text)},"data":"{base64_text(data)}"}}}}'
 

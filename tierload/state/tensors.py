@@ -50,10 +50,11 @@ class TensorLeaf:
             marks += ',"conj":true'
         if tensor.is_neg():
             marks += ',"neg":true'
-        if tensor.requires_grad:
-            marks += ',"grad":true'
         if type(tensor) is torch.nn.Parameter:
             marks += ',"kind":"parameter"'
+        if tensor.requires_grad:
+            marks += ',"grad":true'
+            self.tensor = tensor.detach()  # the graph is not kept alive
         self.marks = marks
 
     def footprint(self) -> Footprint:

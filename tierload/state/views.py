@@ -12,17 +12,19 @@ from tierload.state.dtypes import BY_NAME, CODE_NAMES, DType
 from tierload.state.footprints import contiguous_strides
 from tierload.state.memory import Memory
 from tierload.state.tensors import tensor_over
+from tierload.types import ChunkInfo
 
-__all__ = ["TensorView", "read_view"]
+__all__ = ["TensorView", "read_view", "whole_chunk"]
 
 _NDIM_MAX = 255
 _INT64_MAX = (1 << 63) - 1
-_MEMBERS = {"chunk", "shape", "stride", "offset", "dtype", "conj", "neg", "grad", "kind", "tie"}
+_MEMBERS = {"chunk", "shape", "stride", "offset", "dtype", "conj", "neg", "grad", "kind", "tie", "apart"}
 
 
 class TensorView(NamedTuple):
     """One ``t`` of the document. ``offset`` and ``stride`` are in elements of ``row``; ``whole`` says that the view is
-    the chunk's elements in order, so that the tensor may own the memory."""
+    the chunk's elements in order, so that the tensor may own the memory. ``apart`` is the number that views of the same
+    memory in several chunks have, or -1."""
 
     chunk: int
     row: DType
@@ -35,6 +37,7 @@ class TensorView(NamedTuple):
     grad: bool
     kind: str
     tied: bool
+    apart: int = -1
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
         """The view of ``memory``, a tensor that owns the chunk's bytes, with its conjugate and negative bit."""
@@ -60,6 +63,15 @@ class TensorView(NamedTuple):
         return tensor.requires_grad_() if self.grad else tensor
 
 
+def whole_chunk(content: object, memory: Memory) -> ChunkInfo | None:
+    """The chunk that a ``t`` shows whole and in order, with nothing more to say, as most tensors do; else None."""
+    if type(content) is not dict or len(content) != 2:
+        return None
+    sizes = content.get("shape")
+    chunk, _ = memory.row(content.get("chunk"))
+    return chunk if type(sizes) is list and tuple(sizes) == chunk.sizes else None
+
+
 def read_view(content: Any, memory: Memory) -> TensorView:
     """Check a ``t`` of the document.
 
@@ -70,8 +82,7 @@ def read_view(content: Any, memory: Memory) -> TensorView:
     if type(content) is not dict or not content.keys() <= _MEMBERS:
         raise CorruptStore(f"the state document has a damaged tensor: {content!r:.80}")
     chunk, own = memory.row(content.get("chunk"))
-    sizes = content.get("shape")
-    if len(content) == 2 and type(sizes) is list and tuple(sizes) == chunk.sizes:  # most tensors
+    if whole_chunk(content, memory) is not None:
         stride = contiguous_strides(chunk.sizes)
         return TensorView(chunk.number, own, chunk.sizes, stride, 0, True, False, False, False, "", False)
     row = own
@@ -82,7 +93,7 @@ def read_view(content: Any, memory: Memory) -> TensorView:
         if name not in BY_NAME:
             raise UnsupportedValue(f"key {chunk.key!r} has dtype {name}, which torch {torch.__version__} lacks")
         row = BY_NAME[name]
-    shape = _counts(sizes, chunk.key)
+    shape = _counts(content.get("shape"), chunk.key)
     length = math.prod(shape)
     held = chunk.nbytes // row.size
     plain = contiguous_strides(shape)
@@ -103,9 +114,10 @@ def read_view(content: Any, memory: Memory) -> TensorView:
     if length > _INT64_MAX // row.size:
         raise CorruptStore(f"key {chunk.key!r}: shape {shape}")
     flags = [content.get(name, False) for name in ("conj", "neg", "grad")]
-    kind = content.get("kind", "")
+    kind, apart = content.get("kind", ""), content.get("apart", -1)
     if (
-        any(type(flag) is not bool for flag in flags)
+        type(apart) is not int
+        or any(type(flag) is not bool for flag in flags)
         or kind not in ("", "parameter", "buffer")
         or (flags[0] and not row.torch.is_complex)
         or (flags[2] and not row.differentiable)
@@ -113,7 +125,7 @@ def read_view(content: Any, memory: Memory) -> TensorView:
         raise CorruptStore(f"key {chunk.key!r}: a tensor of {row.name} with {content!r:.200}")
     whole = stride == plain and not offset and row is own and length * row.size == chunk.nbytes
     conj, neg, grad = flags
-    return TensorView(chunk.number, row, shape, stride, offset, whole, conj, neg, grad, kind, "tie" in content)
+    return TensorView(chunk.number, row, shape, stride, offset, whole, conj, neg, grad, kind, "tie" in content, apart)
 
 
 def _counts(content: object, key: str) -> tuple[int, ...]:

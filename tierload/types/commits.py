@@ -29,7 +29,7 @@ class Commit:
     superseded: bool
     head: bool
     tags: tuple[str, ...] = ()
-    metrics: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict, compare=False)  # a nan is not equal to itself
     note: str = ""
 
 
@@ -78,12 +78,16 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that ``verify`` found wrong. ``key`` and ``page`` are empty for metadata."""
+    """One thing that ``verify`` found wrong, and all commits that it concerns (none: the store itself).
+
+    Of a page: ``keys`` that have bytes in it, its number ``page`` in the manifest, and where it lies. Of metadata only
+    ``path`` is set.
+    """
 
     message: str
     commits: tuple[str, ...] = ()
     steps: tuple[int | None, ...] = ()
-    key: str = ""
+    keys: tuple[str, ...] = ()
     page: int = -1
     path: str = ""
     offset: int = -1
@@ -91,7 +95,11 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of ``Store.verify``: counts of what was read, and every damage. ``ok`` is ``not damages``."""
+    """The result of ``Store.verify``: counts of what was read, and every damage. ``ok`` is ``not damages``.
+
+    ``read`` are the ids of the commits whose pages were read, newest first; those of them that can be loaded in full
+    are ``whole``.
+    """
 
     commits: int
     pages: int
@@ -99,6 +107,8 @@ class VerifyReport:
     seconds: float
     full: bool
     damages: tuple[Damage, ...] = ()
+    read: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
