@@ -71,6 +71,7 @@ def load(
     """
     with _lock:
         store = _writers.get(_name(path))
+        store = None if store is None or store.closed else store
     reader = store or Store(path, mode="r")
     try:
         return reader.load(

@@ -23,6 +23,7 @@ inline std::optional<DataName> parse_data_name(std::string_view file) {
   const auto txid = std::from_chars(text + 9, text + 21, name.txid, 16);
   const auto rank = std::from_chars(text + 23, text + 27, name.rank, 16);
   if (epoch.ptr != text + 8 || txid.ptr != text + 21 || rank.ptr != text + 27) return std::nullopt;
+  if (file.substr(0, 27).find_first_of("ABCDEF") != std::string_view::npos) return std::nullopt;
   name.rest = file.substr(27);
   return name;
 }

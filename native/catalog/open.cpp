@@ -16,6 +16,7 @@ namespace tierload {
 struct Catalog::Found {
   std::optional<JournalScan> scan;
   JournalName newest;                 // of all files in wal/, complete or not
+  std::string damage;                 // a newer journal than `scan` was lost after it had been acknowledged
   std::vector<JournalName> incomplete;  // newer than `scan`: remains of interrupted opens
 };
 
@@ -85,6 +86,8 @@ std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> stor
   const Found found = catalog->find_journal(catalog->base_, &catalog->store_id_);
   if (found.scan) {
     catalog->replay(found, true);
+  } else if (!found.damage.empty()) {
+    throw CorruptError(disk.name() + ": " + found.damage + ", and no older journal is whole");
   } else if (catalog->base_ != JournalName{}) {
     throw CorruptError(disk.name() + ": journal " + catalog->base_.path('c') + " and its mirror are damaged");
   }
@@ -147,6 +150,11 @@ Catalog::Found Catalog::find_journal(JournalName base, const StoreId* expected) 
   for (const JournalName& name : names) {
     if (name < base) break;
     found.scan = scan_journal(*storage_, name, expected);
+    if (found.scan && found.scan->records.empty()) {
+      found.damage = found.scan->damage;
+      found.scan.reset();
+      continue;
+    }
     if (found.scan) break;
     found.incomplete.push_back(name);
   }
@@ -155,16 +163,27 @@ Catalog::Found Catalog::find_journal(JournalName base, const StoreId* expected) 
 
 void Catalog::replay(const Found& found, bool for_writing) {
   const JournalScan& scan = *found.scan;
+  std::string damage = found.damage.empty() ? scan.damage : found.damage;
   state_ = CatalogState::decode(scan.records.front().payload);
-  for (size_t i = 1; i < scan.records.size(); ++i) state_.apply(scan.records[i]);
   last_ = scan.end;
+  for (size_t i = 1; i < scan.records.size(); ++i) {
+    try {
+      if (scan.records[i].type == RecordType::snapshot) throw CorruptError("a second SNAPSHOT");
+      state_.apply(scan.records[i]);
+    } catch (const CorruptError& error) {
+      // Whole, but not what follows from the records before it: nothing from here on can be believed.
+      damage = scan.header.name.path('c') + ": record " + std::to_string(scan.records[i].lsn) + ": " + error.what();
+      last_.lsn = scan.records[i].lsn - 1;
+      break;
+    }
+  }
   warnings_.insert(warnings_.end(), scan.warnings.begin(), scan.warnings.end());
-  if (scan.damage.empty()) return;
+  if (damage.empty()) return;
   if (for_writing) {
-    throw CorruptError(storage_->name() + ": " + scan.damage +
+    throw CorruptError(storage_->name() + ": " + damage +
                        ". The store opens for reading at the state before it; nothing was changed");
   }
-  damage_ = scan.damage;
+  damage_ = damage;
 }
 
 std::string Catalog::check_commit(uint64_t txid) const {

@@ -21,6 +21,7 @@ std::optional<JournalName> parse_name(std::string_view file) {
   const auto epoch = std::from_chars(text + 2, text + 10, name.epoch, 16);
   const auto seq = std::from_chars(text + 11, text + 19, name.seq, 16);
   if (epoch.ptr != text + 10 || seq.ptr != text + 19) return std::nullopt;
+  if (name.path(file[0]).substr(4) != file) return std::nullopt;  // upper-case digits are not ours
   return name;
 }
 
@@ -127,7 +128,7 @@ std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, cons
     previous_crc = head->crc;
     ++lsn;
   }
-  if (scan.records.empty() || scan.records.front().type != RecordType::snapshot) return std::nullopt;
+  if (!scan.records.empty() && scan.records.front().type != RecordType::snapshot) scan.records.clear();
   for (const Copy& copy : copies) {
     if (acknowledged_later(copy.bytes, offset, *header, lsn)) {
       scan.damage = name.path('c') + " and its mirror are both damaged at byte " + std::to_string(offset) +
@@ -137,6 +138,7 @@ std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, cons
       scan.warnings.push_back(name.path(copy.letter) + ": shorter than its mirror");
     }
   }
+  if (scan.records.empty() && scan.damage.empty()) return std::nullopt;
   // Both copies were written alike, so bytes that differ below the end are damage in one of them.
   if (copies[0].bytes.size() >= scan.end_offset && copies[1].bytes.size() >= scan.end_offset &&
       std::memcmp(copies[0].bytes.data(), copies[1].bytes.data(), scan.end_offset) != 0) {

@@ -61,7 +61,8 @@ def encode(optimizer: torch.optim.Optimizer, path: Path, names: ParameterNames, 
     ]
     states = path.child("state")
     for number, (key, state) in enumerate(packed["state"].items()):
-        element = key if type(key) is not int or not 0 <= key < len(labels) else labels[key] or key
+        label = labels[key] if type(key) is int and 0 <= key < len(labels) else None
+        element = key if label is None else label
         parts += [f"{',' if number else ''}[{hashable_json(key, states)},", (state, states.child(element)), "]"]
     rest = {key: value for key, value in packed.items() if key not in ("state", "param_groups")}
     return [*parts, '],"rest":', (rest, path.inner()), "}}}"]

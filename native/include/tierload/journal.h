@@ -72,7 +72,8 @@ struct JournalScan {
   std::vector<std::string> warnings;  // what one copy had to give because the other was damaged
 };
 
-// Reads both copies of a journal; nothing when neither has a valid header and SNAPSHOT (an interrupted open).
+// Reads both copies of a journal; nothing when neither has a valid header and SNAPSHOT (an interrupted open). When the
+// SNAPSHOT is lost but later records show that it had been acknowledged, there are no records, and `damage` says so.
 // Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null.
 std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected);
 
