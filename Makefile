@@ -10,13 +10,14 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs demo test test-native test-python check crash fuzz bench wheel clean
+.PHONY: help setup build stubs demo test test-native test-python check format crash fuzz bench wheel clean
 
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-APT_BUILD := g++ libzstd-dev liblz4-dev libxxhash-dev doctest-dev
-APT_CRASH := e2fsprogs strace xfsprogs
+APT_PACKAGES := g++ libzstd-dev liblz4-dev libxxhash-dev doctest-dev e2fsprogs strace
+
+NATIVE_SOURCES = $(shell find native -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 
 # $(call apt,packages): installs those that are missing, or says which ones they are.
 define apt
@@ -36,7 +37,7 @@ help: ## this list
 setup: $(VENV)/.stamp-package ## system packages, a virtual environment, tierload in it (editable)
 
 $(VENV)/.stamp-tools: constraints.txt
-	@$(call apt,$(APT_BUILD))
+	@$(call apt,$(APT_PACKAGES))
 	@$(PYTHON) -c 'import ensurepip, sysconfig; open(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
 	  { $(call apt,$(addprefix $(notdir $(PYTHON)),-dev -venv)); }
 	$(PYTHON) -m venv $(VENV)
@@ -82,12 +83,17 @@ check: build ## ruff, mypy, import-linter, clang-format, stubs in sync
 	ruff format --check
 	mypy
 	lint-imports
-	clang-format --dry-run --Werror $$(git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp' 'native/*.inc')
+	clang-format --dry-run --Werror $(NATIVE_SOURCES)
 	@$(PY) -m nanobind.stubgen -q -m tierload._native -o build/_native.pyi
 	@diff -u tierload/_native.pyi build/_native.pyi || { echo 'Run `make stubs`.' >&2; exit 1; }
 
+format: $(VENV)/.stamp-package ## ruff and clang-format, in place
+	ruff check --fix-only
+	ruff format
+	clang-format -i $(NATIVE_SOURCES)
+
 crash: build ## the long crash tests: power cuts, kills, seeded mutants
-	@$(call apt,$(APT_CRASH))
+	@$(call apt,xfsprogs)
 	tests/crash/run.sh
 
 fuzz: $(VENV)/.stamp-package ## every fuzzer for FUZZ_SECONDS (60)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tierload.api import Store, load, open, rollback, save
     from tierload.errors import (
+        CommitDropped,
         CommitNotFound,
         CorruptPage,
         CorruptStore,
+        InvalidRequest,
         KeyMismatch,
         StoreBusy,
         StoreFenced,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tierload.types import (
         Change,
         ChunkInfo,
+        CollectReport,
         Commit,
         Damage,
         Difference,
@@ -44,7 +47,9 @@ __all__ = [
     "RNG",
     "Change",
     "ChunkInfo",
+    "CollectReport",
     "Commit",
+    "CommitDropped",
     "CommitNotFound",
     "CorruptPage",
     "CorruptStore",
@@ -52,6 +57,7 @@ __all__ = [
     "Difference",
     "File",
     "Folder",
+    "InvalidRequest",
     "KeyMismatch",
     "LoadReport",
     "RollbackPlan",
@@ -81,7 +87,8 @@ _ROOMS = {
         "api": "Store load open rollback save",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
-        "types": "Change ChunkInfo Commit Damage Difference LoadReport RollbackPlan SaveReport VerifyReport",
+        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport RollbackPlan SaveReport "
+        "VerifyReport",
     }.items()
     for name in names.split()
 }

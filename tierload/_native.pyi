@@ -176,6 +176,9 @@ class Store:
         Records after an LSN, newest first: LSN, kind, time, key, before, after, txid.
         """
 
+    def history_warnings(self) -> list[str]:
+        """What is damaged in one copy of the older journals that are kept."""
+
     def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]:
         """Head, values and the encoded catalog as they were at an LSN."""
 

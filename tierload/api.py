@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from tierload.engine import Store
-from tierload.errors import StoreFenced, StoreIOError, StorePoisoned
+from tierload.errors import CommitDropped, StoreFenced, StoreIOError, StorePoisoned
 from tierload.settings import Settings
 from tierload.types import Commit, RollbackPlan, SaveReport
 
 __all__ = ["Store", "load", "open", "rollback", "save"]
+
+_ATTEMPTS = 20
 
 _writers: dict[str, Store] = {}
 _lock = threading.RLock()
@@ -72,22 +74,17 @@ def load(
     with _lock:
         store = _writers.get(_name(path))
         store = None if store is None or store.closed else store
-    reader = store or Store(path, mode="r")
-    try:
-        return reader.load(
-            step=step,
-            commit=commit,
-            tag=tag,
-            into=into,
-            strict=strict,
-            cast=cast,
-            keys=keys,
-            types=types,
-            allow_pickle=allow_pickle,
-        )
-    finally:
-        if store is None:
-            reader.close()
+    options = {"step": step, "commit": commit, "tag": tag, "into": into, "strict": strict, "cast": cast}
+    options |= {"keys": keys, "types": types, "allow_pickle": allow_pickle}
+    if store is not None:
+        return store.load(**options)  # type: ignore[arg-type]
+    for _ in range(_ATTEMPTS):
+        with Store(path, mode="r") as reader:
+            try:
+                return reader.load(**options)  # type: ignore[arg-type]
+            except CommitDropped:
+                continue  # a run beside us saved and collected since we looked: there is a newer one
+    raise CommitDropped(f"{path}: commits are collected faster than they can be loaded; keep more of them")
 
 
 def rollback(

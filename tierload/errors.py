@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 __all__ = [
+    "CommitDropped",
     "CommitNotFound",
     "CorruptPage",
     "CorruptStore",
@@ -73,6 +74,10 @@ class StoreIOError(TierloadError, OSError):
 
 class CorruptStore(TierloadError, OSError):
     """Metadata on disk is not what was written; the store opens for reading only."""
+
+
+class CommitDropped(CommitNotFound):
+    """A collection dropped the commit after this reader was opened; open the store anew."""
 
 
 class CorruptPage(CorruptStore):

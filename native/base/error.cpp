@@ -1,5 +1,6 @@
 #include "tierload/error.h"
 
+#include <cerrno>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -29,5 +30,12 @@ std::string message(const std::string& op, const std::string& path, int code) {
 
 IoError::IoError(std::string operation, std::string target, int number)
     : Error(message(operation, target, number)), op(std::move(operation)), path(std::move(target)), code(number) {}
+
+bool IoError::out_of_space() const { return code == ENOSPC || code == EDQUOT || code == EFBIG; }
+
+bool IoError::unusable_file() const {
+  return code == ENOENT || code == ENOTDIR || code == EIO || code == ELOOP || code == EISDIR || code == EINVAL ||
+         code == ENXIO;
+}
 
 }  // namespace tierload

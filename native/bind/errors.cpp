@@ -25,7 +25,9 @@ void raise_io(const IoError& error) {
 void raise_busy(const BusyError& error) {
   const nb::object type = error_class("StoreBusy");
   nb::dict more;
-  more["holder"] = error.holder;
+  // Anybody may have written into LOCK.
+  const Py_ssize_t length = static_cast<Py_ssize_t>(error.holder.size());
+  more["holder"] = nb::steal<nb::str>(PyUnicode_DecodeUTF8(error.holder.data(), length, "replace"));
   const nb::object value = type(nb::str(error.what()), **more);
   PyErr_SetObject(type.ptr(), value.ptr());
 }

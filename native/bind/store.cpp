@@ -40,7 +40,7 @@ class Store {
   void close() {
     const nb::gil_scoped_release release;
     const std::shared_ptr<Catalog> closing = std::move(catalog_);
-    if (closing) closing->flush();
+    if (closing) closing->close();
   }
 
  private:
@@ -297,6 +297,14 @@ void bind_store(nb::module_& module) {
       .def("history", &history, nb::arg("after"),
            nb::sig("def history(self, after: int) -> list[tuple[int, str, int, bytes, object, object, int]]"),
            "Records after an LSN, newest first: LSN, kind, time, key, before, after, txid.")
+      .def("history_warnings",
+           [](Store& self) {
+             std::vector<std::string> warnings;
+             const nb::gil_scoped_release release;
+             self.catalog().records_after(0, &warnings);
+             return warnings;
+           },
+           "What is damaged in one copy of the older journals that are kept.")
       .def("state_at",
            [](Store& self, uint64_t lsn) {
              const CatalogState state = self.catalog().state_at(lsn);

@@ -14,9 +14,10 @@ namespace {
 // Room that a transaction keeps in the journal from its start, so that its COMMIT never meets a full disk.
 constexpr uint64_t commit_headroom = 32 * 1024;
 
-bool out_of_space(const IoError& error) {
-  return error.code == ENOSPC || error.code == EDQUOT || error.code == EFBIG;
-}
+// A snapshot of the catalog has to fit into one record, with room for what is queued.
+constexpr uint64_t catalog_bytes_max = record_payload_max / 4 * 3;
+constexpr uint64_t name_bytes_max = 4096;
+constexpr uint64_t queued_bytes_max = 16u << 20;  // of records that wait for a sync
 
 }  // namespace
 
@@ -41,6 +42,16 @@ Transaction::~Transaction() {
 File& Transaction::create_segment(SegmentRow& row) {
   catalog_.check_usable();
   row = {catalog_.epoch_, txid_, 0, segments_++, 0};
+  // One open segment is enough: the one before is full, so it can be made durable, which spreads the flushes too.
+  if (!segment_files_.empty() && catalog_.options_.mutant != Mutant::no_segment_sync) {
+    try {
+      segment_files_.back()->sync();
+    } catch (const IoError& error) {
+      catalog_.fail(error, true);
+      throw;
+    }
+  }
+  segment_files_.clear();
   segment_files_.push_back(catalog_.storage_->open(row.path(), OpenMode::create));
   paths_.push_back(row.path());
   return *segment_files_.back();
@@ -95,6 +106,7 @@ CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags
     catalog.fail(error, true);
     throw;
   }
+  for (const std::string& tag : tags) catalog.check_tag_name(tag);  // before anything is queued
   const CommitPtr head = catalog.state_.head();
   draft.txid = txid_;
   draft.previous = head ? head->id : Digest{};
@@ -106,11 +118,12 @@ CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags
   // must stay, whatever happens here.
   committed_ = true;
   try {
-    catalog.sync_records(queued);
-  } catch (const IoError& error) {
-    if (!catalog.journal_->poisoned()) committed_ = false;  // nothing of COMMIT was written: a clean abort
+    catalog.sync_journal(queued);
+  } catch (const IoError&) {
+    committed_ = catalog.journal_->poisoned();  // if not, nothing of COMMIT was written: a clean abort
     throw;
   }
+  catalog.check_fence();
   return catalog.state_.head();
 }
 
@@ -118,7 +131,12 @@ std::unique_ptr<Transaction> Catalog::begin() {
   check_usable();
   if (in_transaction_) throw UsageError("a save into " + storage_->name() + " is already under way");
   roll_if_long();
-  journal_->reserve(commit_headroom);
+  try {
+    journal_->reserve(commit_headroom);
+  } catch (const IoError& error) {
+    fail(error, false);
+    throw;
+  }
   return std::unique_ptr<Transaction>(new Transaction(*this, next_txid_++));
 }
 
@@ -128,7 +146,8 @@ uint64_t Catalog::change(const std::string& key, std::optional<std::string> valu
   const auto found = state_.values().find(key);
   if (found != state_.values().end()) change.before = found->second;
   const uint64_t lsn = append(RecordType::change, 0, encode_change(change));
-  if (sync) {
+  queued_bytes_ += change.key.size() + (change.after ? change.after->size() : 0);
+  if (sync || queued_bytes_ > queued_bytes_max) {
     sync_records(unsynced_.size() - 1);
     roll_if_long();
   }
@@ -136,7 +155,7 @@ uint64_t Catalog::change(const std::string& key, std::optional<std::string> valu
 }
 
 void Catalog::flush() {
-  if (!unsynced_.empty() && poison_.empty()) sync_records(unsynced_.size());
+  if (journal_ && owner_ == getpid() && !unsynced_.empty() && poison_.empty()) sync_records(unsynced_.size());
 }
 
 uint64_t Catalog::tag(const std::string& name, uint64_t txid) {
@@ -147,8 +166,16 @@ uint64_t Catalog::tag(const std::string& name, uint64_t txid) {
   return lsn;
 }
 
-uint64_t Catalog::append_tag(const std::string& name, uint64_t txid) {
+void Catalog::check_tag_name(const std::string& name) const {
   if (name.empty()) throw UsageError("a tag needs a name");
+  if (name.size() > name_bytes_max) {
+    throw UsageError("a tag's name has " + std::to_string(name.size()) + " bytes; it may have " +
+                     std::to_string(name_bytes_max));
+  }
+}
+
+uint64_t Catalog::append_tag(const std::string& name, uint64_t txid) {
+  check_tag_name(name);
   if (txid != 0 && !state_.find(txid)) throw UsageError("no commit " + std::to_string(txid) + " to tag");
   const auto found = state_.tags().find(name);
   const TagChange tag{name, found == state_.tags().end() ? 0 : found->second, txid};
@@ -191,11 +218,23 @@ uint64_t Catalog::append(RecordType type, uint64_t txid, const std::vector<std::
   Record record{type, 0, 0, txid, options_.now(), payload};
   record.lsn = journal_->append(type, txid, record.time, payload);
   state_.apply(record);
+  if (state_.encoded_bytes() > catalog_bytes_max && type != RecordType::collect) {
+    state_.undo(record);
+    journal_->drop_newest();
+    throw UsageError(storage_->name() + ": its catalog of commits, tags and recorded values is full (" +
+                     std::to_string(catalog_bytes_max) + " bytes): drop old commits with collect(keep=...), and record " +
+                     "less or smaller values");
+  }
   unsynced_.push_back(std::move(record));
   return unsynced_.back().lsn;
 }
 
 void Catalog::sync_records(size_t kept_on_full_disk) {
+  sync_journal(kept_on_full_disk);
+  check_fence();
+}
+
+void Catalog::sync_journal(size_t kept_on_full_disk) {
   try {
     journal_->sync();
   } catch (const IoError& error) {
@@ -213,12 +252,18 @@ void Catalog::sync_records(size_t kept_on_full_disk) {
     throw;
   }
   unsynced_.clear();
+  queued_bytes_ = 0;
   last_ = journal_->end();
-  check_fence();
 }
 
 void Catalog::check_fence() {
-  const SuperScan super = read_super(*storage_);
+  SuperScan super;
+  try {
+    super = read_super(*storage_);
+  } catch (const IoError& error) {
+    poison_ = error.what();  // whether another writer took over is unknown, so nothing more is acknowledged
+    throw;
+  }
   if (super.best && super.best->epoch > epoch_) {
     poison_ = "another writer took the store over (epoch " + std::to_string(super.best->epoch) + ", ours is " +
               std::to_string(epoch_) + ")";
@@ -226,8 +271,16 @@ void Catalog::check_fence() {
   }
 }
 
+void Catalog::close() {
+  flush();
+  poison_ = "it was closed";
+  journal_ = nullptr;
+  lock_ = nullptr;
+  lock_file_ = nullptr;
+}
+
 void Catalog::check_usable() const {
-  if (!journal_) throw UsageError(storage_->name() + " is open for reading only");
+  if (!journal_ && poison_.empty()) throw UsageError(storage_->name() + " is open for reading only");
   if (owner_ != getpid()) {
     throw UsageError(storage_->name() + " was opened for writing by process " + std::to_string(owner_) +
                      ", which holds it; a forked process has to open it itself");
@@ -239,7 +292,7 @@ void Catalog::check_usable() const {
 }
 
 void Catalog::fail(const IoError& error, bool sync_failed) {
-  if (sync_failed || !out_of_space(error)) poison_ = error.what();
+  if (sync_failed || !error.out_of_space()) poison_ = error.what();
 }
 
 void Catalog::roll_if_long() {
@@ -249,7 +302,7 @@ void Catalog::roll_if_long() {
   try {
     start_journal(next);
     ++generation_;
-    write_super(*storage_, {store_id_, generation_, epoch_, next});
+    write_super(*storage_, {store_id_, generation_, epoch_, next, {}});
     base_ = next;
   } catch (const IoError& error) {
     // A journal that may be complete on disk would win over the old one at the next open, and hide what the old one

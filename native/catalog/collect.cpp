@@ -74,7 +74,6 @@ CollectResult Catalog::collect(const std::vector<uint64_t>& drop) {
   CollectResult result;
   if (options_.mutant == Mutant::early_reuse) sweep(result);
   sync_records(queued);
-  check_fence();
   sweep(result);
   remove_old_journals(result);
   roll_if_long();
@@ -96,7 +95,7 @@ void Catalog::sweep(CollectResult& result) {
   std::map<ManifestId, std::vector<std::string>> orphans;
   for (const std::string& file : storage_->list("man")) {
     const auto name = parse_data_name(file);
-    if (!name || name->epoch > epoch_) continue;  // a newer writer's files are not ours to judge
+    if (!name || !name->of_manifest() || name->epoch > epoch_) continue;  // a newer writer's files are not ours to judge
     const ManifestId id{name->epoch, name->txid, name->rank};
     if (!live.contains(id)) orphans[id].push_back("man/" + file);
   }
@@ -119,7 +118,7 @@ void Catalog::sweep(CollectResult& result) {
   }
   for (const std::string& file : storage_->list("seg")) {
     const auto name = parse_data_name(file);
-    if (!name || name->epoch > epoch_) continue;
+    if (!name || !name->of_segment() || name->epoch > epoch_) continue;
     const std::string path = "seg/" + file;
     const auto found = used.find(path);
     if (found == used.end()) {

@@ -5,7 +5,7 @@
 
 namespace tierload {
 
-std::vector<Record> Catalog::records_after(uint64_t lsn) const {
+std::vector<Record> Catalog::records_after(uint64_t lsn, std::vector<std::string>* warnings) const {
   std::vector<Record> newest_first;
   JournalLink until = last_;
   while (until.lsn > lsn && until.name != JournalName{}) {
@@ -14,6 +14,9 @@ std::vector<Record> Catalog::records_after(uint64_t lsn) const {
       if (!storage_->size(until.name.path('c')) && !storage_->size(until.name.path('m'))) break;  // collected
       throw CorruptError(storage_->name() + ": " + until.name.path('c') + " and its mirror are damaged: the history " +
                          "before record " + std::to_string(until.lsn) + " cannot be read");
+    }
+    if (warnings != nullptr && until.name != last_.name) {  // of the current one they are known
+      warnings->insert(warnings->end(), scan->warnings.begin(), scan->warnings.end());
     }
     auto& records = scan->records;
     // Only what the successor saw counts; bytes behind it may be those of a writer that was fenced.

@@ -127,7 +127,7 @@ std::unique_ptr<Manifest> Manifest::open(Storage& storage, const RootRow& row, s
     } catch (const CorruptError& error) {
       failures += (failures.empty() ? "" : "; ") + std::string(error.what());
     } catch (const IoError& error) {
-      if (error.code != ENOENT && error.code != EINVAL && error.code != EIO) throw;
+      if (!error.unusable_file()) throw;
       failures += (failures.empty() ? "" : "; ") + std::string(error.what());
     }
   }

@@ -13,6 +13,11 @@ struct DataName {
   uint64_t txid = 0;
   uint32_t rank = 0;
   std::string_view rest;  // manifests: "" or ".m"; segments: ".<n:4x>"
+
+  bool of_manifest() const { return rest.empty() || rest == ".m"; }
+  bool of_segment() const {
+    return rest.size() == 5 && rest[0] == '.' && rest.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
+  }
 };
 
 inline std::optional<DataName> parse_data_name(std::string_view file) {

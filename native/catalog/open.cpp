@@ -39,7 +39,31 @@ Catalog::Catalog(std::shared_ptr<Storage> storage, CatalogOptions options)
 
 Catalog::~Catalog() = default;
 
+namespace {
+
+// Only SUPER knows which release reads the store, so what a journal or manifest complains of is completed here.
+template <typename Open>
+std::unique_ptr<Catalog> naming_release(Storage& disk, Open open) {
+  try {
+    return open();
+  } catch (const UnsupportedError& error) {
+    const std::string what = error.what();
+    const auto super = read_super(disk).best;  // throws by itself when SUPER is what is too new
+    throw UnsupportedError(disk.name() + " needs tierload >= " + (super ? super->needs : "(unknown)") + ": " + what);
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> storage, CatalogOptions options) {
+  return naming_release(*storage, [&] { return recover(storage, std::move(options)); });
+}
+
+std::unique_ptr<Catalog> Catalog::open_for_reading(std::shared_ptr<Storage> storage, CatalogOptions options) {
+  return naming_release(*storage, [&] { return look(storage, std::move(options)); });
+}
+
+std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, CatalogOptions options) {
   std::unique_ptr<Catalog> catalog(new Catalog(std::move(storage), std::move(options)));
   Storage& disk = *catalog->storage_;
   catalog->owner_ = getpid();
@@ -66,7 +90,7 @@ std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> stor
     const Found found = catalog->find_journal({}, nullptr);
     if (!found.scan) throw CorruptError(disk.name() + ": SUPER is damaged and no journal is whole");
     catalog->store_id_ = found.scan->header.store_id;
-    Super rebuilt{catalog->store_id_, 0, found.newest.epoch, {}};
+    Super rebuilt{catalog->store_id_, 0, found.newest.epoch, {}, {}};
     create_super(disk, rebuilt);
     catalog->generation_ = 1;
   }
@@ -76,10 +100,13 @@ std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> stor
   // Fence first: whatever an older writer acknowledged, it wrote before this, and so it is read below.
   const auto publish = [&](JournalName base) {
     ++catalog->generation_;
-    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base});
+    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base, {}});
     catalog->base_ = base;
   };
-  ++catalog->epoch_;
+  if (++catalog->epoch_ >= uint64_t{1} << 32) {
+    throw CorruptError(disk.name() + ": epoch " + std::to_string(catalog->epoch_) +
+                       " does not fit into file names: no store comes here by being opened, so SUPER or wal/ was forged");
+  }
   publish(catalog->base_);
   disk.sync_dir("");  // whoever made SUPER and the directories may have been killed before it synced their names
 
@@ -103,7 +130,7 @@ std::unique_ptr<Catalog> Catalog::open_for_writing(std::shared_ptr<Storage> stor
   return catalog;
 }
 
-std::unique_ptr<Catalog> Catalog::open_for_reading(std::shared_ptr<Storage> storage, CatalogOptions options) {
+std::unique_ptr<Catalog> Catalog::look(std::shared_ptr<Storage> storage, CatalogOptions options) {
   std::unique_ptr<Catalog> catalog(new Catalog(std::move(storage), std::move(options)));
   Storage& disk = *catalog->storage_;
   constexpr int attempts = 100;  // a writer may roll its journal between our look at the directory and our reading
@@ -122,7 +149,7 @@ std::unique_ptr<Catalog> Catalog::open_for_reading(std::shared_ptr<Storage> stor
     Found found = catalog->find_journal(base, expected);
     if (found.scan && catalog->options_.mutant != Mutant::no_relog) {
       // What is shown must survive a power cut, and its writer may have been killed before it synced.
-      sync_journal(disk, found.scan->header.name);
+      ::tierload::sync_journal(disk, found.scan->header.name);
     }
     if (!found.scan && base != JournalName{}) {
       if (attempt < attempts && read_super(disk).best && read_super(disk).best->base != base) continue;
@@ -202,6 +229,9 @@ std::string Catalog::check_commit(uint64_t txid) const {
     }
   } catch (const CorruptError& error) {
     return error.what();
+  } catch (const IoError& error) {
+    if (!error.unusable_file()) throw;
+    return error.what();
   }
   return "";
 }
@@ -261,7 +291,8 @@ void Catalog::remove_leftovers(const Found& found) {
   for (const char* dir : {"man", "seg"}) {
     for (const std::string& file : storage_->list(dir)) {
       const auto name = parse_data_name(file);
-      if (name && name->epoch < epoch_ && name->txid >= state_.next_txid()) {
+      const bool ours = name && (*dir == 'm' ? name->of_manifest() : name->of_segment());
+      if (ours && name->epoch < epoch_ && name->txid >= state_.next_txid()) {
         storage_->remove(std::string(dir) + "/" + file);
       }
     }

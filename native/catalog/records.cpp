@@ -8,6 +8,8 @@ namespace {
 constexpr uint32_t flag_step = 1;
 constexpr uint32_t flag_rollback = 2;
 constexpr uint32_t absent = 0xFFFFFFFF;
+constexpr uint64_t txid_end = uint64_t{1} << 48;  // file names hold 48 bits of a txid and 32 of an epoch
+constexpr uint64_t epoch_end = uint64_t{1} << 32;
 
 uint64_t text_digest(const std::optional<std::string>& text) { return text ? xxh3(as_bytes(*text)) : 0; }
 uint32_t text_length(const std::optional<std::string>& text) {
@@ -112,7 +114,11 @@ CommitPtr decode_commit(Bytes payload, uint64_t lsn, uint64_t time) {
   commit->meta = in.text(meta);
   in.align(8);
   for (uint32_t i = 0; i < changes; ++i) commit->changes.push_back(take_change(in));
-  if (ranks == 0 || !in.done()) throw CorruptError("COMMIT record " + std::to_string(lsn) + " is malformed");
+  // A commit continues an older one: nothing that follows these numbers can run in circles or leave the file names.
+  bool fits = ranks > 0 && in.done() && commit->txid > 0 && commit->txid < txid_end && commit->parent < commit->txid &&
+              commit->source < commit->txid && commit->rollback == (commit->source != 0);
+  for (const RootRow& row : commit->root) fits &= row.epoch < epoch_end && row.txid < txid_end && row.rank <= 0xFFFF;
+  if (!fits) throw CorruptError("COMMIT record " + std::to_string(lsn) + " is malformed");
   commit->id = xxh3_128(payload);
   commit->lsn = lsn;
   commit->time = time;
@@ -223,9 +229,11 @@ CatalogState CatalogState::decode(Bytes payload) {
     in.align(8);
   }
   if (state.commits_.size() != commits || state.tags_.size() != tags || state.values_.size() != values ||
-      (state.head_ != 0 && !state.find(state.head_)) || !in.done()) {
+      state.head_ != (state.commits_.empty() ? 0 : state.commits_.rbegin()->first) ||
+      state.next_txid_ != state.head_ + 1 || !in.done()) {
     throw CorruptError("SNAPSHOT record is malformed");
   }
+  state.bytes_ = payload.size();
   return state;
 }
 

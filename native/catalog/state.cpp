@@ -6,6 +6,11 @@
 namespace tierload {
 namespace {
 
+// What entries take in a SNAPSHOT, without padding.
+uint64_t entry_bytes(const Commit& commit) { return 24 + commit.payload.size(); }
+uint64_t value_bytes(const std::string& key, const std::string& value) { return 8 + key.size() + value.size(); }
+uint64_t tag_bytes(const std::string& name) { return 16 + name.size(); }
+
 std::string at_lsn(const Record& record) { return "record " + std::to_string(record.lsn); }
 
 [[noreturn]] void unknown_type(const Record& record) {
@@ -27,6 +32,8 @@ void CatalogState::set_value(const std::string& key, const std::optional<std::st
   const auto found = values_.find(key);
   const bool fits = expected ? found != values_.end() && found->second == *expected : found == values_.end();
   if (!fits) throw CorruptError("recorded value of '" + key + "' is not what the journal says it was");
+  if (expected) bytes_ -= value_bytes(key, *expected);
+  if (value) bytes_ += value_bytes(key, *value);
   if (value) {
     values_[key] = *value;
   } else if (found != values_.end()) {
@@ -40,10 +47,10 @@ void CatalogState::set_tag(const std::string& name, uint64_t expected, uint64_t 
     throw CorruptError("tag '" + name + "' is not where the journal says it was");
   }
   if (txid == 0) {
-    tags_.erase(name);
+    bytes_ -= tags_.erase(name) * tag_bytes(name);
   } else {
     if (!find(txid)) throw CorruptError("tag '" + name + "' names a commit that does not exist");
-    tags_[name] = txid;
+    if (tags_.insert_or_assign(name, txid).second) bytes_ += tag_bytes(name);
   }
 }
 
@@ -57,6 +64,7 @@ void CatalogState::apply(const Record& record) {
       }
       for (const Change& change : commit->changes) set_value(change.key, change.before, change.after);
       commits_[commit->txid] = commit;
+      bytes_ += entry_bytes(*commit);
       head_ = commit->txid;
       next_txid_ = commit->txid + 1;
       return;
@@ -74,6 +82,7 @@ void CatalogState::apply(const Record& record) {
         if (commit->txid == head_ || commits_.erase(commit->txid) == 0) {
           throw CorruptError(at_lsn(record) + ": COLLECT drops a commit that is the head or does not exist");
         }
+        bytes_ -= entry_bytes(*commit);
       }
       return;
     case RecordType::snapshot:
@@ -98,6 +107,7 @@ void CatalogState::undo(const Record& record) {
         set_value(change->key, change->after, change->before);
       }
       commits_.erase(commit->txid);
+      bytes_ -= entry_bytes(*commit);
       // The commit before is the newest that is left: commits are only dropped by COLLECT, which is undone first.
       head_ = commits_.empty() ? 0 : commits_.rbegin()->first;
       next_txid_ = head_ + 1;
@@ -120,6 +130,7 @@ void CatalogState::undo(const Record& record) {
         if (!commits_.emplace(commit->txid, commit).second) {
           throw CorruptError(at_lsn(record) + ": COLLECT dropped a commit that is still there");
         }
+        bytes_ += entry_bytes(*commit);
       }
       return;
     case RecordType::snapshot:

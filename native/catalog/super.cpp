@@ -47,10 +47,10 @@ std::optional<Super> decode(Bytes slot, std::string& unsupported) {
   super.generation = in.get<uint64_t>();
   super.epoch = in.get<uint64_t>();
   super.base = {in.get<uint64_t>(), in.get<uint64_t>()};
-  std::string release = in.text(16);
-  release.resize(std::min(release.find('\0'), release.size()));
+  super.needs = in.text(16);
+  super.needs.resize(std::min(super.needs.find('\0'), super.needs.size()));
   if (version != format_version || incompatible != 0) {
-    unsupported = "needs tierload >= " + release + ": the store has format version " + std::to_string(version) +
+    unsupported = "needs tierload >= " + super.needs + ": the store has format version " + std::to_string(version) +
                   " and incompatible features " + std::to_string(incompatible);
   }
   return super;
@@ -71,6 +71,7 @@ SuperScan read_super(Storage& storage) {
   std::vector<std::byte> bytes(2 * sector);
   const size_t length = file->read(0, bytes);
   scan.present = length > 0;
+  if (file->size() > 2 * sector) scan.damage = "SUPER is longer than its two slots";
   std::string unsupported;
   for (size_t slot = 0; slot < 2; ++slot) {
     if (length < (slot + 1) * sector) {

@@ -12,6 +12,7 @@ struct Super {
   uint64_t generation = 0;
   uint64_t epoch = 0;
   JournalName base;
+  std::string needs;  // the oldest release that reads the store; the writer fills it in
 };
 
 struct SuperScan {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cerrno>
 #include <exception>
-#include <map>
 #include <mutex>
 #include <thread>
 
@@ -52,7 +51,6 @@ class PageReader {
       const PageRow& right = rows_[b.page];
       return std::pair(left.segment, left.offset) < std::pair(right.segment, right.offset);
     });
-    open_segments();
     group();
     const size_t workers = std::min<size_t>(threads, groups_.size());
     if (workers <= 1) {
@@ -69,18 +67,21 @@ class PageReader {
   }
 
  private:
-  void open_segments() {
-    files_.resize(manifest_.segments().size());
-    missing_.resize(files_.size());
-    for (const Want& want : wants_) {
-      const uint32_t segment = rows_[want.page].segment;
-      if (files_[segment] || !missing_[segment].empty()) continue;
-      try {
-        files_[segment] = storage_.open(manifest_.segments()[segment].path(), OpenMode::read);
-      } catch (const IoError& error) {
-        if (error.code != ENOENT) throw;
-        missing_[segment] = "the segment is missing";
-      }
+  // The file that a worker reads from: groups are sorted by segment, so one at a time is enough.
+  struct Source {
+    uint32_t segment = 0xFFFFFFFF;
+    std::unique_ptr<File> file;
+    std::string problem;  // why there is none
+  };
+
+  void open_segment(Source& source, uint32_t segment) const {
+    if (source.segment == segment) return;
+    source = {segment, nullptr, ""};
+    try {
+      source.file = storage_.open(manifest_.segments()[segment].path(), OpenMode::read);
+    } catch (const IoError& error) {
+      if (!error.unusable_file()) throw;
+      source.problem = error.code == ENOENT ? "the segment is missing" : error.what();
     }
   }
 
@@ -126,20 +127,20 @@ class PageReader {
 
   void work() {
     CodecScratch scratch;
+    Source source;
     std::vector<std::byte> stored;
     std::vector<std::byte> raw;
     while (!stop_) {
       const size_t number = next_group_++;
       if (number >= groups_.size()) return;
-      read_group(groups_[number], scratch, stored, raw);
+      read_group(groups_[number], source, scratch, stored, raw);
     }
   }
 
-  void read_group(const Group& group, CodecScratch& scratch, std::vector<std::byte>& stored,
+  void read_group(const Group& group, Source& source, CodecScratch& scratch, std::vector<std::byte>& stored,
                   std::vector<std::byte>& raw) {
     const Want& first = wants_[group.first];
-    const uint32_t segment = rows_[first.page].segment;
-    File* file = files_[segment].get();
+    open_segment(source, rows_[first.page].segment);
     const bool straight = direct(first);
     MutableBytes into;
     if (straight) {
@@ -150,10 +151,10 @@ class PageReader {
       into = MutableBytes(stored).first(group.length);
     }
     size_t got = 0;
-    std::string problem = missing_[segment];
-    if (file) {
+    std::string problem = source.problem;
+    if (source.file) {
       try {
-        got = file->read(group.offset, into);
+        got = source.file->read(group.offset, into);
       } catch (const IoError& error) {
         problem = error.what();
       }
@@ -222,8 +223,6 @@ class PageReader {
   Progress* const progress_;
   std::vector<Want> wants_;
   std::vector<Group> groups_;
-  std::vector<std::unique_ptr<File>> files_;
-  std::vector<std::string> missing_;
   bool stop_at_first_ = true;
   std::atomic<size_t> next_group_{0};
   std::atomic<bool> stop_{false};

@@ -34,8 +34,13 @@ void Journal::reserve(uint64_t bytes) {
   const uint64_t needed = round_up(offset_ + bytes, sector);
   if (needed <= filled_) return;
   const std::vector<std::byte> zeros(needed + options_.fill_bytes - filled_);
-  // Zeros beyond the end mean nothing, so a failure here (a full disk) leaves the journal as it was.
-  write_both(filled_, zeros);
+  try {
+    write_both(filled_, zeros);
+  } catch (const IoError& error) {
+    // Zeros beyond the end mean nothing, so a full disk leaves the journal as it was.
+    poisoned_ = !error.out_of_space();
+    throw;
+  }
   filled_ += zeros.size();
 }
 

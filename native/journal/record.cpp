@@ -62,6 +62,8 @@ std::optional<JournalHeader> decode_header(Bytes bytes, JournalName name) {
   header.predecessor.lsn = in.get<uint64_t>();
   header.predecessor.crc = in.get<uint32_t>();
   if (header.name != name) return std::nullopt;  // another journal's bytes under this name
+  // History goes back from journal to journal: a link that does not go back would never end.
+  if (!(header.predecessor.name < name) || header.predecessor.lsn + 1 != header.first_lsn) return std::nullopt;
   return header;
 }
 

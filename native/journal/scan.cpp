@@ -1,5 +1,5 @@
 // Reading a journal from its two copies.
-#include <cerrno>
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <set>
@@ -32,19 +32,20 @@ struct Copy {
   bool present = false;
 };
 
+// More than any journal holds: it rolls at 16 MiB, and a group and a snapshot have at most 64 MiB each.
+constexpr uint64_t journal_bytes_max = 192u << 20;
+
 Copy read_copy(Storage& storage, JournalName name, char letter) {
   Copy copy{letter, nullptr, {}, false};
-  const std::string path = name.path(letter);
-  if (!storage.size(path)) return copy;
   try {
-    const auto file = storage.open(path, OpenMode::read);
-    const uint64_t size = file->size();
+    const auto file = storage.open(name.path(letter), OpenMode::read);
+    const uint64_t size = std::min(file->size(), journal_bytes_max);
     copy.memory = std::make_unique_for_overwrite<std::byte[]>(size);
     copy.bytes = {copy.memory.get(), file->read(0, MutableBytes(copy.memory.get(), size))};
     copy.present = true;
   } catch (const IoError& error) {
-    // Removed between the two calls, or a bad medium: the other copy must serve.
-    if (error.code != ENOENT && error.code != EIO) throw;
+    // Removed meanwhile, a bad medium, or something else under this name: the other copy must serve.
+    if (!error.unusable_file()) throw;
   }
   return copy;
 }
@@ -94,16 +95,23 @@ std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, cons
   std::array<Copy, 2> copies{read_copy(storage, name, 'c'), read_copy(storage, name, 'm')};
   JournalScan scan;
   std::optional<JournalHeader> header;
-  for (const Copy& copy : copies) {
+  bool foreign = false;
+  for (Copy& copy : copies) {
     const auto found = decode_header(copy.bytes, name);
+    if (found && expected != nullptr && found->store_id != *expected) {
+      foreign = true;
+      copy.bytes = {};
+      scan.warnings.push_back(name.path(copy.letter) + ": belongs to another store");
+      continue;
+    }
     if (found && !header) header = found;
     if (copy.present && !found) scan.warnings.push_back(name.path(copy.letter) + ": damaged header");
     if (!copy.present) scan.warnings.push_back(name.path(copy.letter) + ": missing");
   }
-  if (!header) return std::nullopt;
-  if (expected != nullptr && header->store_id != *expected) {
+  if (!header && foreign) {
     throw CorruptError(name.path('c') + " belongs to another store: files of two stores were mixed");
   }
+  if (!header) return std::nullopt;
   scan.header = *header;
   uint64_t offset = sector;
   uint64_t lsn = header->first_lsn;

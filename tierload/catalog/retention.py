@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tierload.catalog.line import Line
 from tierload.errors import InvalidRequest
@@ -12,13 +12,19 @@ __all__ = ["choose_dropped"]
 
 
 def choose_dropped(
-    commits: Sequence[Commit], line: Line, *, keep: int, keep_every: int | None = None
+    commits: Sequence[Commit],
+    line: Line,
+    sources: Mapping[int, int],
+    *,
+    keep: int,
+    keep_every: int | None = None,
 ) -> tuple[Commit, ...]:
     """The commits that a retention of ``keep`` drops, oldest first.
 
     Kept are: the newest ``keep`` positions of the head's line, those whose step is a multiple of ``keep_every``, every
     tagged commit, and rollbacks that still tell the line from a kept commit which they left behind. Commits that a
-    rollback superseded are dropped unless they are tagged.
+    rollback superseded are dropped unless they are tagged. ``sources`` maps the txids of rollbacks to those they went
+    back to.
 
     Raises:
         InvalidRequest: ``keep`` or ``keep_every`` is less than 1, which would leave nothing.
@@ -33,10 +39,7 @@ def choose_dropped(
         if commit.head or commit.tags or (marked and commit.step is not None):
             kept.add(commit.txid)
     # In journal order, so that a rollback that stays is seen before those that might have left it behind.
-    by_id = {commit.id: commit.txid for commit in commits}
-    for commit in sorted(commits, key=lambda c: c.txid):
-        if commit.source is not None and commit.txid not in kept:
-            source = by_id.get(commit.source, 0)
-            if any(source < txid < commit.txid for txid in kept):
-                kept.add(commit.txid)
+    for txid in sorted(sources):
+        if any(sources[txid] < other < txid for other in kept):
+            kept.add(txid)
     return tuple(sorted((c for c in commits if c.txid not in kept), key=lambda c: c.txid))

@@ -7,12 +7,23 @@ from collections.abc import Callable
 
 from tierload import _native
 from tierload.catalog.line import Line
-from tierload.errors import CommitNotFound, InvalidRequest
+from tierload.catalog.text import decode_text
+from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest
 from tierload.types import Commit
 
 __all__ = ["CatalogView"]
 
 _SHOWN = 5  # commits that an error lists
+
+
+def _meta(record: _native.CommitRecord) -> dict[str, object]:
+    try:
+        meta = json.loads(record.meta or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise CorruptStore(f"commit {record.id[:12]} (step {record.step}): its meta is no JSON: {error}") from None
+    if not isinstance(meta, dict):
+        raise CorruptStore(f"commit {record.id[:12]} (step {record.step}): its meta is no JSON object")
+    return meta
 
 
 class CatalogView:
@@ -22,13 +33,14 @@ class CatalogView:
         records = native.commits()
         self._records = records
         self.line = Line(records, native.head)
+        self.sources = {record.txid: record.source for record in records if record.rollback}
         ids = {record.txid: record.id for record in records}
         tags: dict[int, list[str]] = {}
         for name, txid in native.tags().items():
-            tags.setdefault(txid, []).append(name.decode("utf-8", "surrogatepass"))
+            tags.setdefault(txid, []).append(decode_text(name))
         self.by_txid: dict[int, Commit] = {}
         for record in records:
-            meta = json.loads(record.meta or b"{}")
+            meta = _meta(record)
             metrics = decode(meta["metrics"]) if "metrics" in meta else {}
             self.by_txid[record.txid] = Commit(
                 id=record.id,
@@ -44,7 +56,7 @@ class CatalogView:
                 head=record.txid == native.head,
                 tags=tuple(sorted(tags.get(record.txid, ()))),
                 metrics=metrics if isinstance(metrics, dict) else {},
-                note=meta.get("note", ""),
+                note=str(meta.get("note", "")),
             )
         self.tags = {tag: txid for txid, names in tags.items() for tag in names}
 

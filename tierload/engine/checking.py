@@ -146,7 +146,8 @@ def verify(
     for text in [*native.warnings, *([native.damage] if native.damage else [])]:
         run.store(text)
     try:
-        native.history(0)
+        for text in native.history_warnings():
+            run.store(text)
     except CorruptStore as error:
         run.store(str(error))
     wanted = commit or view.head

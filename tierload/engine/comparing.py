@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tierload import _native
+from tierload.catalog import decode_text
 from tierload.engine.loading import table_of
 from tierload.errors import InvalidRequest
 from tierload.layout import ManifestTable
@@ -61,7 +62,7 @@ def compare(native: _native.Store, a: Commit, b: Commit, threads: int) -> Differ
         changed=tuple(sorted(changed)),
         unchanged=len(both) - len(changed),
         changed_bytes=sum(new.numbers[key].nbytes for key in [*changed, *added]),
-        values=tuple(sorted(key.decode("utf-8", "surrogatepass") for key in values)),
+        values=tuple(sorted(decode_text(key) for key in values)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tierload import _native
+from tierload.catalog import decode_text
 from tierload.engine import values
 from tierload.types import Change
 
@@ -23,7 +24,7 @@ def history(native: _native.Store, steps: Mapping[str, int | None]) -> Iterator[
             lsn=lsn,
             kind=kind,
             time=nanoseconds / 1e9,
-            key=key.decode("utf-8", "surrogatepass"),
+            key=decode_text(key),
             before=before,
             after=after,
             step=steps.get(commit) if commit else step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tierload import _native
-from tierload.catalog import CatalogView
+from tierload.catalog import CatalogView, decode_text
 from tierload.engine import values
 from tierload.types import Commit, RollbackPlan
 
@@ -21,7 +21,7 @@ def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn:
         head=head,
         target=target,
         superseded=tuple(left),
-        values=tuple(sorted(key.decode("utf-8", "surrogatepass") for key in changed)),
+        values=tuple(sorted(decode_text(key) for key in changed)),
     )
 
 

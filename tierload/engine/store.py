@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 from tierload import _native
-from tierload.catalog import CatalogView, choose_dropped
+from tierload.catalog import CatalogView, choose_dropped, decode_text
 from tierload.engine import checking, comparing, records, rolling, saving, values
 from tierload.engine.loading import fill, table_of
-from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StoreNotFound
+from tierload.errors import CommitDropped, CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StoreNotFound
 from tierload.settings import Settings
 from tierload.state import flatten, plan_bind, plan_load
 from tierload.types import (
@@ -175,7 +175,7 @@ class Store:
         except CorruptStore:
             if self._exists(commit):
                 raise
-        raise CommitNotFound(f"commit {commit.id[:12]} was dropped by a collection meanwhile; open the store anew")
+        raise CommitDropped(f"commit {commit.id[:12]} was dropped by a collection meanwhile; open the store anew")
 
     def _exists(self, commit: Commit) -> bool:
         """Whether a commit is still there now. Only a reader can hold an old list: it looks again."""
@@ -349,7 +349,7 @@ class Store:
         """
         with self._lock:
             found = self._native.values() if lsn is None else self._native.state_at(lsn)[1]
-        return {k.decode("utf-8", "surrogatepass"): values.decode_recorded(v)[0] for k, v in found.items()}
+        return {decode_text(k): values.decode_recorded(v)[0] for k, v in found.items()}
 
     def history(self) -> Iterator[Change]:
         """Every record of the journal that is kept, newest first."""
@@ -400,7 +400,7 @@ class Store:
             view = self._view()
             dropped: tuple[Commit, ...] = ()
             if keep is not None:
-                dropped = choose_dropped(view.commits, view.line, keep=keep, keep_every=keep_every)
+                dropped = choose_dropped(view.commits, view.line, view.sources, keep=keep, keep_every=keep_every)
             elif keep_every is not None:
                 raise InvalidRequest("keep_every needs keep: how many of the newest commits to keep besides")
             if dry_run:

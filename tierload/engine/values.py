@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tierload.errors import InvalidRequest
+from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import flatten, plan_load
 
 __all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded"]
@@ -30,7 +30,8 @@ def encode_recorded(key: str, value: object, step: int | None) -> bytes:
 def decode_recorded(document: bytes) -> tuple[object, int | None]:
     """The value and the step of a recorded value."""
     both = plan_load(document, ()).finish()
-    assert isinstance(both, dict)
+    if not isinstance(both, dict) or both.keys() != {"value", "step"}:
+        raise CorruptStore("a recorded value is no pair of value and step, so its record was forged")
     return both["value"], both["step"]
 
 
@@ -50,4 +51,8 @@ def decode_value(node: object) -> object:
     plain = node.get("d") if isinstance(node, dict) else None
     if isinstance(plain, dict) and all(value is None or isinstance(value, _SCALARS) for value in plain.values()):
         return plain  # what metrics nearly always are, for each of a thousand commits
-    return plan_load(json.dumps({"version": 1, "root": node}).encode("ascii"), ()).finish()
+    try:
+        document = json.dumps({"version": 1, "root": node}).encode("ascii")
+    except RecursionError:
+        raise CorruptStore("a metric nests deeper than any that can be saved") from None
+    return plan_load(document, ()).finish()

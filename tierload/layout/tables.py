@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tierload.errors import CorruptStore
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW, SEGMENT_ROW
 from tierload.types import ChunkInfo, Destination
 
@@ -17,6 +18,13 @@ __all__ = ["ManifestTable", "ReadPlan", "segment_sizes"]
 def segment_sizes(segments: npt.NDArray[np.uint8]) -> list[int]:
     """The sizes in bytes of the files that a manifest's section of segments lists."""
     return [int(size) for size in segments.view(SEGMENT_ROW)["size"]]
+
+
+def _text(key: bytes) -> str:
+    try:
+        return key.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise CorruptStore(f"a key in the manifest is no UTF-8: {key[:40]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class ManifestTable:
         """The key of one chunk."""
         row = self.chunks[number]
         start = int(row["key_offset"])
-        return self._keys[start : start + int(row["key_length"])].decode("utf-8", "surrogatepass")
+        return _text(self._keys[start : start + int(row["key_length"])])
 
     def infos(self) -> list[ChunkInfo]:
         """Every chunk, in row order."""
@@ -59,7 +67,7 @@ class ManifestTable:
         for number, (offset, length, dtype, ndim, at, nbytes) in enumerate(
             zip(*(self.chunks[name].tolist() for name in columns), strict=True)
         ):
-            key = self._keys[offset : offset + length].decode("utf-8", "surrogatepass")
+            key = _text(self._keys[offset : offset + length])
             shape, offsets, sizes = (tuple(dims[at + i * ndim : at + (i + 1) * ndim]) for i in range(3))
             out.append(ChunkInfo(number, key, dtype, shape, offsets, sizes, nbytes))
         return out

@@ -100,6 +100,8 @@ class Catalog {
   uint64_t tag(const std::string& name, uint64_t txid);  // txid 0 removes
   // Makes records that were appended without a sync durable.
   void flush();
+  // Flushes, and lets go of the store even while somebody still holds this object.
+  void close();
   // A commit with the state that was current at `lsn`: its head's manifest and its values. The manifest is checked.
   CommitPtr rollback(uint64_t lsn, const std::string& meta);
 
@@ -108,7 +110,8 @@ class Catalog {
   CollectResult collect(const std::vector<uint64_t>& drop);
 
   // The records after `lsn`, newest first, read back from the journals that are kept.
-  std::vector<Record> records_after(uint64_t lsn) const;
+  // `warnings`, when given, gets what one copy of an older journal had to give for the other.
+  std::vector<Record> records_after(uint64_t lsn, std::vector<std::string>* warnings = nullptr) const;
   // The state as it was at `lsn`, by undoing records from the newest.
   CatalogState state_at(uint64_t lsn) const;
   // The LSN of the oldest record that is kept, minus one: state_at() reaches back to here.
@@ -123,6 +126,8 @@ class Catalog {
   friend class Transaction;
   Catalog(std::shared_ptr<Storage> storage, CatalogOptions options);
 
+  static std::unique_ptr<Catalog> recover(std::shared_ptr<Storage> storage, CatalogOptions options);
+  static std::unique_ptr<Catalog> look(std::shared_ptr<Storage> storage, CatalogOptions options);
   struct Found;
   Found find_journal(JournalName base, const StoreId* expected);
   void replay(const Found& found, bool for_writing);
@@ -131,6 +136,8 @@ class Catalog {
   void start_journal(JournalName name);
   void roll_if_long();
   void sync_records(size_t kept_on_full_disk);
+  void sync_journal(size_t kept_on_full_disk);
+  void check_tag_name(const std::string& name) const;
   void remove_leftovers(const Found& found);
   void fail(const IoError& error, bool sync_failed);
   uint64_t append_tag(const std::string& name, uint64_t txid);
@@ -157,6 +164,7 @@ class Catalog {
   std::string damage_;
   std::string head_damage_;
   std::string poison_;
+  uint64_t queued_bytes_ = 0;
   int owner_ = 0;  // the process that opened for writing: a forked child holds no lock
   bool in_transaction_ = false;
 };

@@ -21,6 +21,8 @@ class IoError : public Error {
   const std::string op;
   const std::string path;
   const int code;
+  bool out_of_space() const;   // no room: nothing is broken
+  bool unusable_file() const;  // missing, unreadable, or no plain file: a mirror has to serve
 };
 
 // Bytes on disk are not what was written: a digest, crc, bound or link is wrong.

@@ -82,6 +82,9 @@ class CatalogState {
   std::vector<std::byte> encode() const;          // SNAPSHOT payload; equal states have equal bytes
   static CatalogState decode(Bytes payload);
 
+  // How long encode() would be, within a few bytes.
+  uint64_t encoded_bytes() const { return bytes_; }
+
   uint64_t next_txid() const { return next_txid_; }
   CommitPtr head() const;                          // null when there is no commit
   CommitPtr find(uint64_t txid) const;             // null when there is none
@@ -96,6 +99,7 @@ class CatalogState {
 
   uint64_t next_txid_ = 1;
   uint64_t head_ = 0;
+  uint64_t bytes_ = 32;
   std::map<uint64_t, CommitPtr> commits_;
   std::map<std::string, uint64_t> tags_;
   std::map<std::string, std::string> values_;

@@ -1,0 +1,1 @@
+"""The interface as a user meets it. A package, so that its files may be called like those of others."""

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from alike import raw
+from fake_engine import bind, load, save
+from models import TinyLM
+
+from tierload.state import RNG
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def states() -> dict[str, torch.Tensor]:
+    embed = torch.randn(50, 8, device="cuda")
+    flat = torch.arange(20.0, device="cuda")
+    return {
+        "embed": embed,
+        "head": embed,
+        "t": embed.t(),
+        "x": flat[2:10],
+        "y": flat[6:14].view(2, 4),
+        "bytes": flat.view(torch.uint8)[61:70],
+        "gaps": torch.randn(6, 1000, device="cuda")[:, ::100],
+        "cl": torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last),
+        "p": torch.nn.Parameter(torch.ones(3, device="cuda")),
+        "empty": torch.zeros(0, 3, device="cuda"),
+        "bf16": torch.randn(4, device="cuda").bfloat16(),
+        "fp8": torch.randn(4, device="cuda").to(torch.float8_e4m3fn),
+        "cpu": torch.ones(2),
+    }
+
+
+def test_tensors_of_a_device_and_their_ties():
+    state = states()
+    saved = save(state)
+    assert saved.nbytes == 2409
+    loaded = load(saved)
+    for key, value in state.items():
+        assert raw(loaded[key]) == raw(value.cpu())
+    assert loaded["embed"].data_ptr() == loaded["head"].data_ptr() == loaded["t"].data_ptr()
+    assert loaded["y"].data_ptr() - loaded["x"].data_ptr() == 16
+
+    into = {key: torch.zeros_like(value.detach()) for key, value in state.items()}
+    other = torch.zeros(20, device="cuda")
+    into |= {"head": into["embed"], "t": into["embed"].t(), "x": other[2:10], "y": other[6:14].view(2, 4)}
+    into["bytes"] = other.view(torch.uint8)[61:70]
+    bind(saved, into)
+    for key, value in state.items():
+        assert into[key].device == value.device
+        assert raw(into[key].cpu()) == raw(value.cpu())
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
+def test_training_on_a_device_goes_on_alike(options):
+    def train(model, optimizer, steps):
+        losses = []
+        for _ in range(steps):
+            tokens = torch.randint(0, 11, (16,), device="cuda")
+            loss = torch.nn.functional.dropout(model(tokens), 0.3).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    model = TinyLM().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+    train(model, optimizer, 3)
+    generator = torch.Generator("cuda").manual_seed(3)
+    saved = save({"model": model, "optimizer": optimizer, "rng": RNG(), "g": generator})
+    want, drawn = train(model, optimizer, 5), torch.rand(2, device="cuda", generator=generator)
+
+    other = TinyLM().cuda()
+    live = torch.optim.AdamW(other.parameters(), lr=0.5, **options)
+    theirs = torch.Generator("cuda")
+    bind(saved, {"model": other, "optimizer": live, "rng": RNG(), "g": theirs})
+    assert train(other, live, 5) == want
+    assert torch.equal(torch.rand(2, device="cuda", generator=theirs), drawn)
+    steps = {state["step"].device.type for state in live.state.values()}
+    assert steps == {"cuda" if options else "cpu"}
