@@ -10,6 +10,8 @@ import tierload
 from bench.flushes import CommitFlushes
 from bench.hardware import cores
 from bench.measuring import Figure, Result, Task, interleave, median
+from tierload.layout import plan_pages
+from tierload.state import flatten
 
 HASHING = 8e9  # bytes a second and core that the issue grants
 
@@ -44,6 +46,7 @@ def test_unchanged(benchmark, scale, folder, keep, request, which):
             "save": Task(lambda: written.append(store.save(state).written_pages)),
             "flushes": Task(flushes.commit),
             "hashing": Task(hash_all),
+            "planning": Task(lambda: plan_pages(flatten(state).chunks, 1 << 20, 1 << 15)),
         },
         rounds=scale.of(11, 1),
     )
@@ -54,8 +57,9 @@ def test_unchanged(benchmark, scale, folder, keep, request, which):
     note = f"{first.raw_bytes / 1e6:,.1f} MB, {first.pages} pages"
     result.add(Figure.milliseconds("save", samples, "save", limit=granted * 1e3, note=note))
     result.add(Figure.milliseconds("flushes of a commit alone", samples, "flushes"))
-    rate = [first.raw_bytes / 1e9 / value for value in samples["hashing"]]
-    result.add(Figure.of("hashing on one core, for comparison", rate, "GB/s"))
+    hashed = sum(tensor.nbytes for tensor in tensors) / 1e6
+    result.add(Figure.milliseconds(f"hashing of {hashed:,.1f} MB alone, on one thread", samples, "hashing"))
+    result.add(Figure.milliseconds("flattening and planning alone (Python)", samples, "planning"))
     keep(result)
     store.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -30,9 +31,16 @@ def describe(folder: Path) -> dict[str, object]:
         "file_system": _file_system(folder),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "tierload": tierload.__version__,
+        "tierload": _version(),
         "date": time.strftime("%Y-%m-%d %H:%M %z"),
     }
+
+
+def _version() -> str:
+    """The release, and in a checkout also the commit; a plus when files differ from it."""
+    flags = ["--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(["git", "describe", *flags], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return tierload.__version__ + (f" ({done.stdout.strip()})" if done.returncode == 0 else "")
 
 
 def _cpu() -> str:

@@ -19,18 +19,32 @@ def render(results: list[dict[str, Any]]) -> str:
     machines = {_machine(result["hardware"]) for result in results}
     lines: list[str] = []
     if len(machines) == 1:
-        lines += [f"All on: {machines.pop()}.", ""]
+        lines += [f"All on: {next(iter(machines))}.", ""]
+    lines += ["### What was asked for", "", *_table(), *_asked(results), ""]
     for result in results:
         hardware = result["hardware"]
         lines += [f"### {result['title']}", "", result["how"], ""]
-        lines += ["| what | median | lowest to highest | CPU | asked for | held |", "|---|---|---|---|---|---|"]
-        lines += [_row(figure) for figure in result["figures"]]
+        lines += [*_table(), *(_row(figure) for figure in result["figures"])]
         load = "/".join(f"{value:g}" for value in hardware["load_average"])
         lines += ["", f"`{result['command']}`, {hardware['date']}, load average before it {load}."]
         if len(machines) > 1:
             lines += [f"On: {_machine(hardware)}."]
         lines += [""]
     return "\n".join(lines)
+
+
+def _table() -> list[str]:
+    return ["| what | median | lowest to highest | CPU | asked for | held |", "|---|---|---|---|---|---|"]
+
+
+def _asked(results: list[dict[str, Any]]) -> list[str]:
+    """Every figure with a limit, from all benchmarks."""
+    return [
+        _row(figure | {"what": f"{result['title']}: {figure['what']}"})
+        for result in results
+        for figure in result["figures"]
+        if figure["limit"] is not None
+    ]
 
 
 def _machine(hardware: dict[str, Any]) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 __all__ = ["ROOT", "Stage", "Trainer", "copy_with_flip", "environment", "flip", "kill_in_save", "megabytes"]
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 104
+WIDTH = 104  # of what is told
+COMMAND_WIDTH = 118  # of what commands print
 
 
 def megabytes(count: float) -> str:
@@ -30,7 +31,7 @@ def environment() -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_DYNAMIC": "FALSE",
         "MKL_DYNAMIC": "FALSE",
-        "COLUMNS": str(WIDTH - 6),
+        "COLUMNS": str(COMMAND_WIDTH),
         "NO_COLOR": "1",
         "TERM": "dumb",
     }
@@ -53,7 +54,7 @@ class Stage:
 
     def lines(self, text: str) -> None:
         for line in text.rstrip().splitlines():
-            shown = textwrap.fill(line, WIDTH, subsequent_indent="    ") if len(line) > WIDTH else line
+            shown = textwrap.fill(line, COMMAND_WIDTH, subsequent_indent="    ") if len(line) > COMMAND_WIDTH else line
             print(textwrap.indent(shown, " " * 6), flush=True)
 
     def check(self, holds: bool, text: str) -> bool:

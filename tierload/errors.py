@@ -57,6 +57,7 @@ class StoreBusy(TierloadError, BlockingIOError):
         if self.holder:
             host, pid, command, since = (self.holder.get(k, "unknown") for k in ("host", "pid", "command", "since"))
             message += f": process {pid} ({command}) on {host} since {since}"
+        message += "; wait until it ends, or stop it (take_over=True is for one that is frozen)"
         super().__init__(message)
 
 

@@ -18,9 +18,8 @@ void read(ManifestView& self, const Array<uint32_t>& pages, const Array<uint32_t
   }
   std::vector<PagePart> parts(pages.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i] = {pages.data()[i],
-                offsets.data()[i],
-                {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]}};
+    parts[i] = {
+        pages.data()[i], offsets.data()[i], {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]}};
   }
   const nb::gil_scoped_release release;
   read_pages(*self.storage, *self.manifest, parts, threads, std::span(touched.data(), touched.size()), progress);
@@ -61,9 +60,9 @@ void bind_manifest(nb::module_& module) {
              if (number >= segments.size()) throw UsageError("there is no segment " + std::to_string(number));
              return segments[number].path();
            })
-      .def("key_of_page",
-           [](nb::handle self, uint64_t page) { return to_bytes(manifest_of(self).key_of_page(page)); },
-           "The key, as UTF-8, of the first chunk that a page belongs to.")
+      .def(
+          "key_of_page", [](nb::handle self, uint64_t page) { return to_bytes(manifest_of(self).key_of_page(page)); },
+          "The key, as UTF-8, of the first chunk that a page belongs to.")
       .def("read", &read, nb::arg("pages"), nb::arg("offsets"), nb::arg("pointers"), nb::arg("lengths"),
            nb::arg("threads"), nb::arg("touched"), nb::arg("progress").none(),
            "Reads and verifies parts of pages into memory; see read_pages in tierload/engine.h.")

@@ -18,11 +18,12 @@ Fault::Kind kind_of(const std::string& name) {
 void bind_faults(nb::module_& module) {
   nb::class_<Faults>(module, "Faults", "Makes chosen storage calls of a store fail; for tests.")
       .def(nb::init<>())
-      .def("arm",
-           [](Faults& self, uint64_t at, const std::string& kind, int code, uint64_t times, const std::string& op) {
-             self.arm({at, kind_of(kind), code, times, op});
-           },
-           nb::arg("at"), nb::arg("kind") = "fail", nb::arg("code") = 5, nb::arg("times") = 1, nb::arg("op") = "")
+      .def(
+          "arm",
+          [](Faults& self, uint64_t at, const std::string& kind, int code, uint64_t times, const std::string& op) {
+            self.arm({at, kind_of(kind), code, times, op});
+          },
+          nb::arg("at"), nb::arg("kind") = "fail", nb::arg("code") = 5, nb::arg("times") = 1, nb::arg("op") = "")
       .def("disarm", &Faults::disarm)
       .def_prop_ro("calls", &Faults::calls)
       .def_prop_ro("hit", &Faults::hit);
@@ -34,10 +35,13 @@ NB_MODULE(_native, module) {
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
-  module.def("tree_digest", [](const nb::bytes& data) {
-    const Digest digest = tree_digest(bytes_of(data), page_leaf);
-    return nb::make_tuple(digest.low, digest.high);
-  }, nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
+  module.def(
+      "tree_digest",
+      [](const nb::bytes& data) {
+        const Digest digest = tree_digest(bytes_of(data), page_leaf);
+        return nb::make_tuple(digest.low, digest.high);
+      },
+      nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
   module.def("key_hash", [](const nb::bytes& key) { return xxh3(bytes_of(key)); });
 }
 

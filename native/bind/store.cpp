@@ -240,43 +240,49 @@ void bind_store(nb::module_& module) {
       .def_prop_ro("warnings", [](Store& self) { return self.catalog().warnings(); })
       .def_prop_ro("damage", [](Store& self) { return self.catalog().damage(); })
       .def_prop_ro("head_damage", [](Store& self) { return self.catalog().head_damage(); })
-      .def("check_commit",
-           [](Store& self, uint64_t txid) {
-             const nb::gil_scoped_release release;
-             return self.catalog().check_commit(txid);
-           },
-           "What is wrong with a commit's manifest or segments, or ''.")
+      .def(
+          "check_commit",
+          [](Store& self, uint64_t txid) {
+            const nb::gil_scoped_release release;
+            return self.catalog().check_commit(txid);
+          },
+          "What is wrong with a commit's manifest or segments, or ''.")
       .def_prop_ro("free_bytes", [](Store& self) { return self.storage()->free_bytes(); })
-      .def_prop_ro("head", [](Store& self) {
-             const CommitPtr head = self.catalog().state().head();
-             return head ? head->txid : 0;
-           })
-      .def("commits",
-           [](Store& self) {
-             nb::list out;
-             for (const auto& [txid, commit] : self.catalog().state().commits()) out.append(Commit(*commit));
-             return out;
-           },
-           nb::sig("def commits(self) -> list[CommitRecord]"))
-      .def("tags",
-           [](Store& self) {
-             nb::dict out;
-             for (const auto& [name, txid] : self.catalog().state().tags()) out[to_bytes(name)] = txid;
-             return out;
-           },
-           nb::sig("def tags(self) -> dict[bytes, int]"))
-      .def("values", [](Store& self) { return values_of(self.catalog().state()); },
-           nb::sig("def values(self) -> dict[bytes, bytes]"))
+      .def_prop_ro("head",
+                   [](Store& self) {
+                     const CommitPtr head = self.catalog().state().head();
+                     return head ? head->txid : 0;
+                   })
+      .def(
+          "commits",
+          [](Store& self) {
+            nb::list out;
+            for (const auto& [txid, commit] : self.catalog().state().commits()) out.append(Commit(*commit));
+            return out;
+          },
+          nb::sig("def commits(self) -> list[CommitRecord]"))
+      .def(
+          "tags",
+          [](Store& self) {
+            nb::dict out;
+            for (const auto& [name, txid] : self.catalog().state().tags()) out[to_bytes(name)] = txid;
+            return out;
+          },
+          nb::sig("def tags(self) -> dict[bytes, int]"))
+      .def(
+          "values", [](Store& self) { return values_of(self.catalog().state()); },
+          nb::sig("def values(self) -> dict[bytes, bytes]"))
       .def("begin", [](Store& self) { return std::make_unique<Save>(self); })
-      .def("change",
-           [](Store& self, const nb::bytes& key, const std::optional<nb::bytes>& value, bool sync) {
-             std::optional<std::string> text;
-             if (value) text = std::string(as_text(bytes_of(*value)));
-             const std::string name(as_text(bytes_of(key)));
-             const nb::gil_scoped_release release;
-             return self.catalog().change(name, std::move(text), sync);
-           },
-           nb::arg("key"), nb::arg("value").none(), nb::arg("sync"))
+      .def(
+          "change",
+          [](Store& self, const nb::bytes& key, const std::optional<nb::bytes>& value, bool sync) {
+            std::optional<std::string> text;
+            if (value) text = std::string(as_text(bytes_of(*value)));
+            const std::string name(as_text(bytes_of(key)));
+            const nb::gil_scoped_release release;
+            return self.catalog().change(name, std::move(text), sync);
+          },
+          nb::arg("key"), nb::arg("value").none(), nb::arg("sync"))
       .def("tag",
            [](Store& self, const nb::bytes& name, uint64_t txid) {
              const std::string text(as_text(bytes_of(name)));
@@ -297,22 +303,24 @@ void bind_store(nb::module_& module) {
       .def("history", &history, nb::arg("after"),
            nb::sig("def history(self, after: int) -> list[tuple[int, str, int, bytes, object, object, int]]"),
            "Records after an LSN, newest first: LSN, kind, time, key, before, after, txid.")
-      .def("history_warnings",
-           [](Store& self) {
-             std::vector<std::string> warnings;
-             const nb::gil_scoped_release release;
-             self.catalog().records_after(0, &warnings);
-             return warnings;
-           },
-           "What is damaged in one copy of the older journals that are kept.")
-      .def("state_at",
-           [](Store& self, uint64_t lsn) {
-             const CatalogState state = self.catalog().state_at(lsn);
-             return nb::make_tuple(state.head() ? state.head()->txid : 0, values_of(state),
-                                   to_bytes(as_text(state.encode())));
-           },
-           nb::sig("def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]"),
-           "Head, values and the encoded catalog as they were at an LSN.")
+      .def(
+          "history_warnings",
+          [](Store& self) {
+            std::vector<std::string> warnings;
+            const nb::gil_scoped_release release;
+            self.catalog().records_after(0, &warnings);
+            return warnings;
+          },
+          "What is damaged in one copy of the older journals that are kept.")
+      .def(
+          "state_at",
+          [](Store& self, uint64_t lsn) {
+            const CatalogState state = self.catalog().state_at(lsn);
+            return nb::make_tuple(state.head() ? state.head()->txid : 0, values_of(state),
+                                  to_bytes(as_text(state.encode())));
+          },
+          nb::sig("def state_at(self, lsn: int) -> tuple[int, dict[bytes, bytes], bytes]"),
+          "Head, values and the encoded catalog as they were at an LSN.")
       .def("manifest", &open_manifest, nb::arg("txid"))
       .def("manifest_path",
            [](Store& self, uint64_t txid) {
@@ -329,16 +337,17 @@ void bind_store(nb::module_& module) {
       .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("parts_of_page"),
            nb::arg("item_sizes"), nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(),
            nb::arg("compression"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("progress").none())
-      .def("commit",
-           [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
-              const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys, const nb::bytes& state,
-              const std::vector<nb::bytes>& tags) {
-             std::vector<std::string> names;
-             for (const nb::bytes& tag : tags) names.emplace_back(as_text(bytes_of(tag)));
-             return Commit(*self.commit(step, meta, page_bytes, chunks, dims, keys, state, names));
-           },
-           nb::arg("step").none(), nb::arg("meta"), nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
-           nb::arg("keys"), nb::arg("state"), nb::arg("tags"))
+      .def(
+          "commit",
+          [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
+             const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys, const nb::bytes& state,
+             const std::vector<nb::bytes>& tags) {
+            std::vector<std::string> names;
+            for (const nb::bytes& tag : tags) names.emplace_back(as_text(bytes_of(tag)));
+            return Commit(*self.commit(step, meta, page_bytes, chunks, dims, keys, state, names));
+          },
+          nb::arg("step").none(), nb::arg("meta"), nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
+          nb::arg("keys"), nb::arg("state"), nb::arg("tags"))
       .def("abort", &Save::abort)
       .def_prop_ro("pages", [](const Save& self) { return self.written().pages.size(); })
       .def_prop_ro("raw_bytes", [](const Save& self) { return self.written().raw_bytes; })

@@ -16,7 +16,7 @@ constexpr uint64_t commit_headroom = 32 * 1024;
 
 // A snapshot of the catalog has to fit into one record, with room for what is queued.
 constexpr uint64_t catalog_bytes_max = record_payload_max / 4 * 3;
-constexpr uint64_t name_bytes_max = 4096;
+constexpr uint64_t name_bytes_max = 64 * 1024;
 constexpr uint64_t queued_bytes_max = 16u << 20;  // of records that wait for a sync
 
 }  // namespace
@@ -222,8 +222,8 @@ uint64_t Catalog::append(RecordType type, uint64_t txid, const std::vector<std::
     state_.undo(record);
     journal_->drop_newest();
     throw UsageError(storage_->name() + ": its catalog of commits, tags and recorded values is full (" +
-                     std::to_string(catalog_bytes_max) + " bytes): drop old commits with collect(keep=...), and record " +
-                     "less or smaller values");
+                     std::to_string(catalog_bytes_max) +
+                     " bytes): drop old commits with collect(keep=...), and record " + "less or smaller values");
   }
   unsynced_.push_back(std::move(record));
   return unsynced_.back().lsn;
@@ -263,6 +263,10 @@ void Catalog::check_fence() {
   } catch (const IoError& error) {
     poison_ = error.what();  // whether another writer took over is unknown, so nothing more is acknowledged
     throw;
+  }
+  if (!super.present || !lock_file_->linked()) {
+    poison_ = "its directory was removed, or another writer took it over";
+    throw FencedError(storage_->name() + ": " + poison_ + "; what this one did since does not count");
   }
   if (super.best && super.best->epoch > epoch_) {
     poison_ = "another writer took the store over (epoch " + std::to_string(super.best->epoch) + ", ours is " +

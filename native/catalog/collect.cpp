@@ -95,7 +95,8 @@ void Catalog::sweep(CollectResult& result) {
   std::map<ManifestId, std::vector<std::string>> orphans;
   for (const std::string& file : storage_->list("man")) {
     const auto name = parse_data_name(file);
-    if (!name || !name->of_manifest() || name->epoch > epoch_) continue;  // a newer writer's files are not ours to judge
+    if (!name || !name->of_manifest() || name->epoch > epoch_)
+      continue;  // a newer writer's files are not ours to judge
     const ManifestId id{name->epoch, name->txid, name->rank};
     if (!live.contains(id)) orphans[id].push_back("man/" + file);
   }

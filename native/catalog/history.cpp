@@ -15,7 +15,8 @@ std::vector<Record> Catalog::records_after(uint64_t lsn, std::vector<std::string
       throw CorruptError(storage_->name() + ": " + until.name.path('c') + " and its mirror are damaged: the history " +
                          "before record " + std::to_string(until.lsn) + " cannot be read");
     }
-    if (warnings != nullptr && until.name != last_.name) {  // of the current one they are known
+    // Of the current journal they are known; one with nothing but its snapshot may come from an open that failed.
+    if (warnings != nullptr && until.name != last_.name && scan->records.size() > 1) {
       warnings->insert(warnings->end(), scan->warnings.begin(), scan->warnings.end());
     }
     auto& records = scan->records;

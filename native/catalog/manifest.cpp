@@ -14,8 +14,8 @@ constexpr std::string_view magic = "TLMAN001";
 constexpr uint64_t header_length = 256;
 constexpr size_t section_count = 7;
 constexpr uint64_t section_unit = 64;
-constexpr std::array<uint64_t, section_count> row_size{sizeof(SegmentRow), sizeof(PageRow), sizeof(ChunkRow), 4, 8, 1,
-                                                       1};
+constexpr std::array<uint64_t, section_count> row_size{
+    sizeof(SegmentRow), sizeof(PageRow), sizeof(ChunkRow), 4, 8, 1, 1};
 
 std::string file_name(const char* dir, uint64_t epoch, uint64_t txid, uint32_t rank) {
   char text[64];
@@ -64,18 +64,20 @@ std::string SegmentRow::path() const {
   return file_name("seg", epoch, txid, rank) + text;
 }
 
-std::string manifest_path(uint64_t epoch, uint64_t txid, uint32_t rank) {
-  return file_name("man", epoch, txid, rank);
-}
+std::string manifest_path(uint64_t epoch, uint64_t txid, uint32_t rank) { return file_name("man", epoch, txid, rank); }
 
 EncodedManifest encode_manifest(const ManifestParts& parts) {
   std::vector<uint32_t> index(parts.chunks.size());
   std::iota(index.begin(), index.end(), 0u);
   std::stable_sort(index.begin(), index.end(),
                    [&](uint32_t a, uint32_t b) { return parts.chunks[a].key_hash < parts.chunks[b].key_hash; });
-  const std::array<Bytes, section_count> sections{
-      std::as_bytes(parts.segments), std::as_bytes(parts.pages), std::as_bytes(parts.chunks),
-      std::as_bytes(std::span<const uint32_t>(index)), std::as_bytes(parts.dims), parts.keys, parts.state};
+  const std::array<Bytes, section_count> sections{std::as_bytes(parts.segments),
+                                                  std::as_bytes(parts.pages),
+                                                  std::as_bytes(parts.chunks),
+                                                  std::as_bytes(std::span<const uint32_t>(index)),
+                                                  std::as_bytes(parts.dims),
+                                                  parts.keys,
+                                                  parts.state};
   std::array<uint64_t, section_count> offsets;
   uint64_t at = header_length;
   for (size_t i = 0; i < section_count; ++i) {
@@ -234,9 +236,8 @@ void Manifest::check_rows() const {
     uint64_t held = 0;
     for (const PageRow& page : all_pages.subspan(chunk.first_page, chunk.pages)) held += page.raw_length;
     // A packed chunk takes a part of its page; any other takes its pages whole.
-    const bool fits = chunk.flags & chunk_packed
-                          ? chunk.page_offset <= held && chunk.bytes <= held - chunk.page_offset
-                          : chunk.page_offset == 0 && chunk.bytes == held;
+    const bool fits = chunk.flags & chunk_packed ? chunk.page_offset <= held && chunk.bytes <= held - chunk.page_offset
+                                                 : chunk.page_offset == 0 && chunk.bytes == held;
     if (!fits) fail("extent of chunk", i);
   }
 }

@@ -16,7 +16,8 @@ struct DataName {
 
   bool of_manifest() const { return rest.empty() || rest == ".m"; }
   bool of_segment() const {
-    return rest.size() == 5 && rest[0] == '.' && rest.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
+    return rest.size() == 5 && rest[0] == '.' &&
+           rest.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
   }
 };
 

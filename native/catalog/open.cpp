@@ -15,8 +15,8 @@ namespace tierload {
 
 struct Catalog::Found {
   std::optional<JournalScan> scan;
-  JournalName newest;                 // of all files in wal/, complete or not
-  std::string damage;                 // a newer journal than `scan` was lost after it had been acknowledged
+  JournalName newest;                   // of all files in wal/, complete or not
+  std::string damage;                   // a newer journal than `scan` was lost after it had been acknowledged
   std::vector<JournalName> incomplete;  // newer than `scan`: remains of interrupted opens
 };
 
@@ -98,14 +98,16 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
   if (!journals.empty()) catalog->epoch_ = std::max(catalog->epoch_, journals.back().epoch);
 
   // Fence first: whatever an older writer acknowledged, it wrote before this, and so it is read below.
+  const std::string needs = super.best ? super.best->needs : "";
   const auto publish = [&](JournalName base) {
     ++catalog->generation_;
-    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base, {}});
+    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base, needs});
     catalog->base_ = base;
   };
-  if (++catalog->epoch_ >= uint64_t{1} << 32) {
-    throw CorruptError(disk.name() + ": epoch " + std::to_string(catalog->epoch_) +
-                       " does not fit into file names: no store comes here by being opened, so SUPER or wal/ was forged");
+  if (++catalog->epoch_ >= uint64_t{1} << 32 || catalog->epoch_ == 0) {
+    throw CorruptError(
+        disk.name() + ": epoch " + std::to_string(catalog->epoch_) +
+        " does not fit into file names: no store comes here by being opened, so SUPER or wal/ was forged");
   }
   publish(catalog->base_);
   disk.sync_dir("");  // whoever made SUPER and the directories may have been killed before it synced their names
@@ -230,7 +232,7 @@ std::string Catalog::check_commit(uint64_t txid) const {
   } catch (const CorruptError& error) {
     return error.what();
   } catch (const IoError& error) {
-    if (!error.unusable_file()) throw;
+    if (!error.unusable_file() || error.code == EIO) throw;
     return error.what();
   }
   return "";
@@ -301,9 +303,12 @@ void Catalog::remove_leftovers(const Found& found) {
   // The previous journal is history now: cut the zeros (or the torn tail) behind its end.
   const uint64_t end = round_up(found.scan->end_offset, sector);
   for (const char copy : {'c', 'm'}) {
-    const std::string path = found.scan->header.name.path(copy);
-    const auto size = storage_->size(path);
-    if (size && *size > end) storage_->open(path, OpenMode::read_write)->truncate(end);
+    try {
+      const auto file = storage_->open(found.scan->header.name.path(copy), OpenMode::read_write);
+      if (file->size() > end) file->truncate(end);
+    } catch (const IoError& error) {
+      if (!error.unusable_file()) throw;  // its mirror was used
+    }
   }
 }
 

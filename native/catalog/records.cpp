@@ -218,6 +218,7 @@ CatalogState CatalogState::decode(Bytes payload) {
     const auto txid = in.get<uint64_t>();
     const auto length = in.get<uint32_t>();
     in.get<uint32_t>();
+    if (!state.find(txid) || length == 0) throw CorruptError("SNAPSHOT record is malformed");
     state.tags_[in.text(length)] = txid;
     in.align(8);
   }

@@ -24,7 +24,7 @@ std::vector<std::byte> encode(const Super& super) {
   out.put(super.epoch);
   out.put(super.base.epoch);
   out.put(super.base.seq);
-  out.put(oldest_reader);
+  out.put(super.needs.empty() ? oldest_reader : std::string_view(super.needs).substr(0, 16));
   std::vector<std::byte> bytes = out.take();
   bytes.resize(sector);
   const uint32_t crc = crc32c(Bytes(bytes).first(sector - 4));

@@ -17,8 +17,8 @@ struct Super {
 
 struct SuperScan {
   std::optional<Super> best;
-  bool present = false;       // the file exists and is not empty
-  std::string damage;         // what is wrong with a slot, if anything
+  bool present = false;  // the file exists and is not empty
+  std::string damage;    // what is wrong with a slot, if anything
 };
 
 // Throws UnsupportedError when the slot that counts needs a newer release.

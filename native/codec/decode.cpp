@@ -38,8 +38,7 @@ void decode_planes(Bytes stored, size_t item_size, MutableBytes raw, CodecScratc
   std::array<PlaneSource, item_size_max> sources;
   std::array<FrameReader, item_size_max> frames = [&]<size_t... p>(std::index_sequence<p...>) {
     return std::array{FrameReader(layout.planes[p], layout.frame_table[p])...};
-  }
-  (std::make_index_sequence<item_size_max>());
+  }(std::make_index_sequence<item_size_max>());
   const MutableBytes room = scratch.frames.reserve(item_size * frame_bytes);
 
   const size_t plane_bytes = raw.size() / item_size;

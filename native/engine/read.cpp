@@ -1,5 +1,5 @@
-// Loading and verifying pages. Wanted pages that lie close together in a segment are read with one call; a raw page that
-// goes whole to one place is read straight into it.
+// Loading and verifying pages. Wanted pages that lie close together in a segment are read with one call; a raw page
+// that goes whole to one place is read straight into it.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>

@@ -64,8 +64,8 @@ class PageWriter {
     if (options_.threads == 0) {
       for (size_t page = 0; page < sources_.size(); ++page) {
         prepare(page, slots_[0]);
-        const Run run = place(page);
-        if (run.file) write(run);
+        place(page);
+        flush();
         done(page, page + 1);
       }
     } else {
@@ -78,9 +78,8 @@ class PageWriter {
  private:
   static constexpr uint32_t none = 0xFFFFFFFF;
 
-  // Placed pages that lie back to back in one file.
+  // Placed pages that lie back to back in the open segment and are not written yet.
   struct Run {
-    File* file = nullptr;
     uint64_t offset = 0;
     uint64_t length = 0;
     std::vector<Bytes> parts;
@@ -106,7 +105,8 @@ class PageWriter {
     int64_t found = -1;
     if (parent_) {
       const auto rows = parent_->pages();
-      found = parent_table_.find(at.row.raw_digest, at.row.raw_length, [&](uint32_t i) -> const PageRow& { return rows[i]; });
+      found = parent_table_.find(at.row.raw_digest, at.row.raw_length,
+                                 [&](uint32_t i) -> const PageRow& { return rows[i]; });
       if (found >= 0) {
         at.row = rows[static_cast<size_t>(found)];
         at.row.flags = source.packed ? page_packed : 0;
@@ -121,11 +121,10 @@ class PageWriter {
         at.encoded.codec == Codec::raw ? at.row.raw_digest : tree_digest(at.encoded.bytes, page_leaf);
   }
 
-  // Gives the page its place, in page order. What has to be written comes back as a run of one page.
-  Run place(size_t page) {
+  // Gives the page its place, in page order, and queues what has to be written.
+  void place(size_t page) {
     Slot& at = slot(page);
     result_.raw_bytes += at.row.raw_length;
-    Run run;
     if (at.known) {
       uint32_t& segment = parent_segment_[at.row.segment];
       if (segment == none) {
@@ -142,16 +141,16 @@ class PageWriter {
         at.row.flags = flags;
       } else {
         own_table_.insert(at.row.raw_digest, static_cast<uint32_t>(page));
-        run = extent(at);
+        put(at);
       }
     }
     result_.pages[page] = at.row;
-    return run;
   }
 
-  Run extent(Slot& at) {
+  void put(Slot& at) {
     const uint64_t length = round_up(at.row.stored_length, sector);
     if (file_ && offset_ + length > options_.segment_bytes) {
+      flush();  // before the transaction closes the full segment
       result_.segments[open_segment_].size = offset_;
       file_ = nullptr;
     }
@@ -164,15 +163,21 @@ class PageWriter {
     }
     at.row.segment = open_segment_;
     at.row.offset = offset_;
-    Run run{file_, offset_, length, {at.encoded.bytes}};
-    if (length > at.row.stored_length) run.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
+    if (pending_.length + length > write_call_bytes) flush();
+    if (pending_.parts.empty()) pending_.offset = offset_;
+    pending_.length += length;
+    pending_.parts.push_back(at.encoded.bytes);
+    if (length > at.row.stored_length) pending_.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
     offset_ += length;
     result_.written_bytes += length;
     ++result_.written_pages;
-    return run;
   }
 
-  void write(const Run& run) { transaction_.write(*run.file, run.offset, run.parts); }
+  void flush() {
+    if (pending_.parts.empty()) return;
+    transaction_.write(*file_, pending_.offset, pending_.parts);
+    pending_ = {};
+  }
 
   void done(size_t first, size_t end) {
     if (!progress_) return;
@@ -231,21 +236,8 @@ class PageWriter {
           ++end;
         }
       }
-      Run run;
-      for (size_t at = page; at < end; ++at) {
-        Run next = place(at);
-        if (!next.file) continue;
-        const bool joins = next.file == run.file && next.offset == run.offset + run.length &&
-                           run.length + next.length <= write_call_bytes;
-        if (!joins) {
-          if (run.file) write(run);
-          run = std::move(next);
-        } else {
-          run.length += next.length;
-          run.parts.insert(run.parts.end(), next.parts.begin(), next.parts.end());
-        }
-      }
-      if (run.file) write(run);
+      for (size_t at = page; at < end; ++at) place(at);
+      flush();
       done(page, end);
       const std::lock_guard guard(mutex_);
       page = end;
@@ -265,6 +257,7 @@ class PageWriter {
   std::vector<Slot> slots_;
   WriteResult result_;
   File* file_ = nullptr;
+  Run pending_;
   uint32_t open_segment_ = 0;
   uint64_t offset_ = 0;
 

@@ -91,7 +91,7 @@ std::vector<JournalName> list_journals(Storage& storage) {
   return {names.begin(), names.end()};
 }
 
-std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected) {
+static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, const StoreId* expected) {
   std::array<Copy, 2> copies{read_copy(storage, name, 'c'), read_copy(storage, name, 'm')};
   JournalScan scan;
   std::optional<JournalHeader> header;
@@ -155,10 +155,23 @@ std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, cons
   return scan;
 }
 
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected) {
+  constexpr int attempts = 3;  // a writer may be between its two copies just now: that is no difference to report
+  for (int attempt = 1;; ++attempt) {
+    auto scan = scan_once(storage, name, expected);
+    if (!scan || scan->warnings.empty() || attempt == attempts) return scan;
+  }
+}
+
 void sync_journal(Storage& storage, JournalName name) {
   for (const char letter : {'c', 'm'}) {
-    if (!storage.size(name.path(letter))) continue;
-    storage.open(name.path(letter), OpenMode::read)->sync();
+    std::unique_ptr<File> file;
+    try {
+      file = storage.open(name.path(letter), OpenMode::read);
+    } catch (const IoError& error) {
+      if (!error.unusable_file()) throw;  // what was read came from the other copy
+    }
+    if (file) file->sync();
   }
   storage.sync_dir("wal");
 }

@@ -256,7 +256,7 @@ class PosixStorage : public Storage {
   uint64_t free_bytes() override {
     int code = 0;
     const std::shared_ptr<const Fd> root = tree_->root(code);
-    struct statvfs info {};
+    struct statvfs info{};
     if (root && retry([&] { return ::fstatvfs(root->get(), &info); }) != 0) code = errno;
     if (code != 0) fail("free_bytes", name(), code);
     return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;  // without what is kept for root
@@ -274,7 +274,7 @@ class PosixStorage : public Storage {
   std::optional<struct stat> look(const char* op, const std::string& path) {
     const Place place = tree_->find(op, path);
     int code = place.code;
-    struct stat info {};
+    struct stat info{};
     const auto stat = [&] { return ::fstatat(place.dir->get(), place.name.c_str(), &info, AT_SYMLINK_NOFOLLOW); };
     if (code == 0 && retry(stat) != 0) code = errno;
     if (code == ENOENT || code == ENOTDIR) return std::nullopt;

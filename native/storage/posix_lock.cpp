@@ -25,7 +25,7 @@ HeldLocks& held_locks() {
 }
 
 int set_lock(int fd, short type) {
-  struct flock whole {};  // l_start = l_len = 0: all of the file, however it grows
+  struct flock whole{};  // l_start = l_len = 0: all of the file, however it grows
   whole.l_type = type;
   whole.l_whence = SEEK_SET;
   return retry([&] { return ::fcntl(fd, F_OFD_SETLK, &whole); });

@@ -12,7 +12,7 @@ Fd enter(int dir, const std::string& name, int flags, int& code) {
   Fd fd(retry([&] { return ::openat(dir, name.c_str(), flags | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }));
   if (fd.valid()) return fd;
   code = errno;
-  struct stat info {};
+  struct stat info{};
   // Linux says ENOTDIR of a link, too; a person who moved `seg` to another disk should be told which one it is.
   const bool link =
       code == ENOTDIR && ::fstatat(dir, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
@@ -22,7 +22,7 @@ Fd enter(int dir, const std::string& name, int flags, int& code) {
 
 // Creates what is missing of `path`; returns how many directories that were.
 size_t make_path(const char* op, const std::filesystem::path& path) {
-  struct stat info {};
+  struct stat info{};
   if (retry([&] { return ::stat(path.c_str(), &info); }) == 0) {
     if (!S_ISDIR(info.st_mode)) fail(op, path.string(), ENOTDIR);
     return 0;
@@ -38,7 +38,7 @@ size_t make_path(const char* op, const std::filesystem::path& path) {
 }  // namespace
 
 struct stat stat_of(int fd, const char* op, const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (retry([&] { return ::fstat(fd, &info); }) != 0) fail(op, path, errno);
   return info;
 }

@@ -10,15 +10,15 @@ namespace tierload {
 
 struct CrashCounts {
   uint64_t workloads = 0;
-  uint64_t images = 0;          // distinct bytes on disk
-  uint64_t states = 0;          // distinct (bytes, what must be there)
-  uint64_t power_cuts = 0;      // of these: states after a power cut in a workload
-  uint64_t recovery_cuts = 0;   // a power cut inside or after the recovery from a power cut
-  uint64_t kills = 0;           // a kill, then a recovery, then a power cut inside or after it
-  uint64_t readers = 0;         // a kill, then a reader, then a power cut after it has shown something
-  uint64_t rots = 0;            // one damaged sector of metadata
-  uint64_t lost = 0;            // an acknowledged or shown commit is gone
-  uint64_t future = 0;          // something that never happened is there
+  uint64_t images = 0;            // distinct bytes on disk
+  uint64_t states = 0;            // distinct (bytes, what must be there)
+  uint64_t power_cuts = 0;        // of these: states after a power cut in a workload
+  uint64_t recovery_cuts = 0;     // a power cut inside or after the recovery from a power cut
+  uint64_t kills = 0;             // a kill, then a recovery, then a power cut inside or after it
+  uint64_t readers = 0;           // a kill, then a reader, then a power cut after it has shown something
+  uint64_t rots = 0;              // one damaged sector of metadata
+  uint64_t lost = 0;              // an acknowledged or shown commit is gone
+  uint64_t future = 0;            // something that never happened is there
   uint64_t false_corruption = 0;  // a crash is reported as corruption, or does not open
   std::string first_failure;
   Coverage coverage;

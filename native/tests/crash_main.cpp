@@ -60,13 +60,15 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
               n(total.workloads), n(seed), n(seed + total.workloads - 1), operations, took, workers);
   std::printf("  distinct images %llu, distinct states %llu (%.0f a second and thread)\n", n(total.images),
               n(total.states), static_cast<double>(total.states) / took / workers);
-  std::printf("  power cut %llu, cut inside or after recovery %llu, kill then cut %llu, reader then cut %llu, rot %llu\n",
-              n(total.power_cuts), n(total.recovery_cuts), n(total.kills), n(total.readers), n(total.rots));
+  std::printf(
+      "  power cut %llu, cut inside or after recovery %llu, kill then cut %llu, reader then cut %llu, rot %llu\n",
+      n(total.power_cuts), n(total.recovery_cuts), n(total.kills), n(total.readers), n(total.rots));
   const Coverage& c = total.coverage;
-  std::printf("  saves %llu, pages deduplicated %llu, aborts %llu, records %llu, tags %llu, rollbacks %llu,\n"
-              "  collections %llu (%llu freed something), reopens %llu, journal rolls %llu\n",
-              n(c.saves), n(c.dedups), n(c.aborts), n(c.records), n(c.tags), n(c.rollbacks), n(c.collections),
-              n(c.freed), n(c.reopens), n(c.rolls));
+  std::printf(
+      "  saves %llu, pages deduplicated %llu, aborts %llu, records %llu, tags %llu, rollbacks %llu,\n"
+      "  collections %llu (%llu freed something), reopens %llu, journal rolls %llu\n",
+      n(c.saves), n(c.dedups), n(c.aborts), n(c.records), n(c.tags), n(c.rollbacks), n(c.collections), n(c.freed),
+      n(c.reopens), n(c.rolls));
   std::printf("  lost %llu, future %llu, false corruption %llu\n", n(total.lost), n(total.future),
               n(total.false_corruption));
   if (total.bad() > 0) {
@@ -91,8 +93,8 @@ int find_mutants(double seconds) {
     for (uint64_t seed = 1; total.bad() == 0 && seconds_since(start) < seconds; ++seed) {
       total.add(enumerate_crashes(seed, operations, density, mutant));
     }
-    std::printf("%-55s %s: %llu workloads, %llu states, %llu bad (lost %llu, future %llu, false corruption %llu)\n", what,
-                total.bad() > 0 ? "found" : "MISSED", static_cast<unsigned long long>(total.workloads),
+    std::printf("%-55s %s: %llu workloads, %llu states, %llu bad (lost %llu, future %llu, false corruption %llu)\n",
+                what, total.bad() > 0 ? "found" : "MISSED", static_cast<unsigned long long>(total.workloads),
                 static_cast<unsigned long long>(total.states), static_cast<unsigned long long>(total.bad()),
                 static_cast<unsigned long long>(total.lost), static_cast<unsigned long long>(total.future),
                 static_cast<unsigned long long>(total.false_corruption));

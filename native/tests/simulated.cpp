@@ -45,7 +45,6 @@ BlockPtr make_block(const std::array<std::byte, block_bytes>& bytes) {
   return block;
 }
 
-
 }  // namespace
 
 void Content::resize(uint64_t to) {

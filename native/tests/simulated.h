@@ -43,7 +43,7 @@ struct Content {
 struct Call {
   enum class Kind { create, remove, make_dir, write, truncate, punch, sync, sync_dir };
   Kind kind;
-  std::string path;   // create, remove, make_dir, sync_dir
+  std::string path;  // create, remove, make_dir, sync_dir
   uint32_t inode = 0;
   uint64_t offset = 0;
   uint64_t length = 0;  // truncate: the size; punch: the length

@@ -1,8 +1,9 @@
 // The simulated storage keeps the contract that the real one keeps.
+#include "tests/simulated.h"
+
 #include <doctest/doctest.h>
 
 #include "tests/conformance.h"
-#include "tests/simulated.h"
 
 TEST_CASE("simulated storage conforms") {
   storage_conformance([] {

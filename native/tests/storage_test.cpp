@@ -59,7 +59,7 @@ int code_of(Call call) {
 Bytes bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 struct stat stat_of(const fs::path& path) {
-  struct stat info {};
+  struct stat info{};
   REQUIRE(::lstat(path.c_str(), &info) == 0);
   return info;
 }

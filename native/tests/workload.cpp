@@ -56,7 +56,8 @@ Model read_model(Catalog& catalog) {
     std::vector<uint8_t> touched(parts.size());
     read_pages(catalog.storage(), *manifest, parts, 0, touched, nullptr);
     for (size_t i = 0; i < contents.size(); ++i) {
-      if (manifest->pages()[i].raw_digest != page_digest(contents[i])) throw CorruptError("a verified page has wrong bytes");
+      if (manifest->pages()[i].raw_digest != page_digest(contents[i]))
+        throw CorruptError("a verified page has wrong bytes");
     }
     model.commits[number_of(*commit)] = contents;
     if (txid == state.head()->txid) model.head = number_of(*commit);
@@ -262,7 +263,8 @@ void Workload::collect() {
   const CatalogState& state = catalog_->state();
   std::vector<uint64_t> drop;
   for (const auto& [txid, commit] : state.commits()) {
-    const bool tagged = std::any_of(state.tags().begin(), state.tags().end(), [&](auto& t) { return t.second == txid; });
+    const bool tagged =
+        std::any_of(state.tags().begin(), state.tags().end(), [&](auto& t) { return t.second == txid; });
     // Oldest first, so that what a rollback left behind is dropped before (or with) the rollback.
     if (commit == state.head() || tagged || drop.size() + 2 >= state.commits().size()) break;
     drop.push_back(txid);

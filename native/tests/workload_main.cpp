@@ -1,6 +1,7 @@
 // tierload_workload: a seeded workload on a real file system, to be killed from outside, and the check afterwards.
-//   tierload_workload run STORE SEED OPERATIONS LOG     LOG (on another file system) gets what was begun and acknowledged
-//   tierload_workload check STORE SEED OPERATIONS LOG   opens STORE and compares; exit code 1: something is wrong
+//   tierload_workload run STORE SEED OPERATIONS LOG     LOG (on another file system) gets what was begun and
+//   acknowledged tierload_workload check STORE SEED OPERATIONS LOG   opens STORE and compares; exit code 1: something
+//   is wrong
 // The check knows what must be there by running the same seed on the simulated file system.
 #include <fcntl.h>
 #include <unistd.h>

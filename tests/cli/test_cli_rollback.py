@@ -134,8 +134,6 @@ def test_a_target_without_a_manifest_is_refused(store: Path) -> None:
     assert loaded(store) == 400
 
 
-
-
 def test_away_from_a_head_without_a_manifest(store: Path) -> None:
     for copy in sorted((store / "man").iterdir())[-2:]:
         flip(copy, 100)

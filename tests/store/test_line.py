@@ -78,6 +78,14 @@ def as_commits(entries: list[Entry], tagged: set[int]) -> list[Commit]:
     ]
 
 
+def chosen(entries: list[Entry], tagged: set[int], keep: int, every: int | None = None) -> set[int]:
+    """The txids that a retention drops."""
+    line = Line(entries, entries[-1].txid)
+    sources = {entry.txid: entry.source for entry in entries if entry.rollback}
+    dropped = choose_dropped(as_commits(entries, tagged), line, sources, keep=keep, keep_every=every)
+    return {commit.txid for commit in dropped}
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Entry]:
     """Saves, and rollbacks to anything that was there: superseded commits and other rollbacks too."""
@@ -110,7 +118,7 @@ def test_collecting_never_changes_the_line(entries: list[Entry], data: st.DataOb
         keep = data.draw(st.integers(1, 6))
         every = data.draw(st.one_of(st.none(), st.integers(1, 5)))
         before = Line(kept, kept[-1].txid)
-        dropped = {c.txid for c in choose_dropped(as_commits(kept, tagged), before, keep=keep, keep_every=every)}
+        dropped = chosen(kept, tagged, keep, every)
         assert kept[-1].txid not in dropped, "the head"
         assert not dropped & tagged
         assert not dropped & set(before.positions[:keep])
@@ -140,11 +148,10 @@ def refuses(entry: Entry, kept: list[Entry], dropped: set[int]) -> bool:
 @seeded
 @given(histories(), st.integers(-3, 0))
 def test_keeping_nothing_is_refused(entries: list[Entry], keep: int) -> None:
-    line = Line(entries, entries[-1].txid)
     with pytest.raises(InvalidRequest):
-        choose_dropped(as_commits(entries, set()), line, keep=keep)
+        chosen(entries, set(), keep)
     with pytest.raises(InvalidRequest):
-        choose_dropped(as_commits(entries, set()), line, keep=1, keep_every=keep)
+        chosen(entries, set(), 1, keep)
 
 
 # -- the same on a store

@@ -38,8 +38,15 @@ def choose_dropped(
         marked = keep_every is not None and commit.txid in line and (commit.step or 0) % keep_every == 0
         if commit.head or commit.tags or (marked and commit.step is not None):
             kept.add(commit.txid)
-    # In journal order, so that a rollback that stays is seen before those that might have left it behind.
-    for txid in sorted(sources):
-        if any(sources[txid] < other < txid for other in kept):
-            kept.add(txid)
+    # A rollback that went back to a kept rollback's source is the same state, which only its record says. Newest first,
+    # for these point back; then in journal order, so that one that stays is seen before those that left it behind.
+    before = -1
+    while len(kept) != before:
+        before = len(kept)
+        for txid in sorted(sources, reverse=True):
+            if txid in kept and sources[txid] in sources:
+                kept.add(sources[txid])
+        for txid in sorted(sources):
+            if any(sources[txid] < other < txid for other in kept):
+                kept.add(txid)
     return tuple(sorted((c for c in commits if c.txid not in kept), key=lambda c: c.txid))

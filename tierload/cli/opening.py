@@ -50,8 +50,7 @@ def writing(path: str) -> Store:
     try:
         return Store(path, mode="w")
     except StoreBusy as error:
-        advice = "wait until it ends, or stop it; log, show, diff, verify and --dry-run work meanwhile"
-        raise StoreBusy(f"{error}; {advice}") from None
+        raise StoreBusy(f"{error}; log, show, diff, verify and --dry-run work meanwhile") from None
 
 
 def recorded_at(store: Store, lsn: int) -> dict[str, object] | None:

@@ -51,8 +51,9 @@ def save_state(
     chunks = plan.chunks
     chunks["key_hash"] = [_native.key_hash(c.key.encode("utf-8", "surrogatepass")) for c in flat.chunks]
     manifest = native.manifest(parent) if parent else None
-    save = native.begin()
-    try:
+    save = None
+    try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
+        save = native.begin()
         save.write(
             pointers=plan.pointers,
             lengths=plan.lengths,
@@ -77,12 +78,12 @@ def save_state(
             tags=[tag.encode("utf-8", "surrogatepass") for tag in tags],
         )
     except StoreIOError as error:
-        save.abort()
         if error.errno in _OUT_OF_SPACE:
             raise _out_of_space(error, native, sum(c.nbytes for c in flat.chunks)) from error
         raise
     finally:
-        save.abort()
+        if save is not None:
+            save.abort()
     return Saved(record, save, time.perf_counter() - start)
 
 

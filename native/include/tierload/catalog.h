@@ -33,8 +33,8 @@ CatalogOptions default_catalog_options();
 
 struct CollectResult {
   uint64_t removed_files = 0;
-  uint64_t freed_bytes = 0;    // of removed files and punched pages
-  uint64_t pinned = 0;         // manifests that a reader holds
+  uint64_t freed_bytes = 0;  // of removed files and punched pages
+  uint64_t pinned = 0;       // manifests that a reader holds
 };
 
 class Catalog;

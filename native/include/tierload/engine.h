@@ -60,9 +60,10 @@ struct PageFailure {
   std::string what;
 };
 
-// Reads the parts, which are sorted by page, and verifies every page that it touches: the stored digest before decoding,
-// the raw one after. Neighbouring pages are read together. `touched` (one byte a part, zeroed by the caller) is set
-// for each part whose memory may have been written, whatever happens. Throws CorruptPageError for the first bad page.
+// Reads the parts, which are sorted by page, and verifies every page that it touches: the stored digest before
+// decoding, the raw one after. Neighbouring pages are read together. `touched` (one byte a part, zeroed by the caller)
+// is set for each part whose memory may have been written, whatever happens. Throws CorruptPageError for the first bad
+// page.
 void read_pages(Storage& storage, const Manifest& manifest, std::span<const PagePart> parts, unsigned threads,
                 std::span<uint8_t> touched, Progress* progress);
 

@@ -65,10 +65,10 @@ std::vector<JournalName> list_journals(Storage& storage);
 
 struct JournalScan {
   JournalHeader header;
-  std::vector<Record> records;  // the first one is the SNAPSHOT
-  JournalLink end;              // the last valid record
-  uint64_t end_offset = 0;      // behind it
-  std::string damage;           // not empty: acknowledged records after `end` are lost
+  std::vector<Record> records;        // the first one is the SNAPSHOT
+  JournalLink end;                    // the last valid record
+  uint64_t end_offset = 0;            // behind it
+  std::string damage;                 // not empty: acknowledged records after `end` are lost
   std::vector<std::string> warnings;  // what one copy had to give because the other was damaged
 };
 
@@ -116,10 +116,10 @@ class Journal {
   std::unique_ptr<File> main_;
   std::unique_ptr<File> mirror_;
   std::vector<Record> queue_;
-  JournalLink end_;          // the last durable record
+  JournalLink end_;  // the last durable record
   uint64_t next_lsn_;
-  uint64_t offset_ = 0;      // where the next group starts
-  uint64_t filled_ = 0;      // size of the files
+  uint64_t offset_ = 0;  // where the next group starts
+  uint64_t filled_ = 0;  // size of the files
   bool poisoned_ = false;
 };
 

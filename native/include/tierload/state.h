@@ -79,15 +79,15 @@ class CatalogState {
   void apply(const Record& record);
   void undo(const Record& record);
 
-  std::vector<std::byte> encode() const;          // SNAPSHOT payload; equal states have equal bytes
+  std::vector<std::byte> encode() const;  // SNAPSHOT payload; equal states have equal bytes
   static CatalogState decode(Bytes payload);
 
   // How long encode() would be, within a few bytes.
   uint64_t encoded_bytes() const { return bytes_; }
 
   uint64_t next_txid() const { return next_txid_; }
-  CommitPtr head() const;                          // null when there is no commit
-  CommitPtr find(uint64_t txid) const;             // null when there is none
+  CommitPtr head() const;               // null when there is no commit
+  CommitPtr find(uint64_t txid) const;  // null when there is none
   const std::map<uint64_t, CommitPtr>& commits() const { return commits_; }
   const std::map<std::string, uint64_t>& tags() const { return tags_; }
   const std::map<std::string, std::string>& values() const { return values_; }

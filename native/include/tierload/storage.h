@@ -33,8 +33,8 @@ enum class OpenMode {
   create,      // must not exist (O_EXCL); read and write; mode 0666 & ~umask
 };
 
-// A range of a file in memory, read-only, valid until destroyed (even if the file is unlinked meanwhile). A file that is
-// cut short meanwhile, or a medium that fails, ends the process with SIGBUS: map only what nobody overwrites.
+// A range of a file in memory, read-only, valid until destroyed (even if the file is unlinked meanwhile). A file that
+// is cut short meanwhile, or a medium that fails, ends the process with SIGBUS: map only what nobody overwrites.
 class Mapping {
  public:
   virtual ~Mapping() = default;
@@ -83,8 +83,8 @@ class Storage {
   virtual std::optional<uint64_t> size(const std::string& path) = 0;
   // Names in a directory, sorted, without `.` and `..`; an absent directory has none.
   virtual std::vector<std::string> list(const std::string& dir) = 0;
-  // Creates a directory in one that exists, if it is not there. Mode 0777 & ~umask. "" is the store's own: its missing parents are made
-  // too, and their names are durable when it returns.
+  // Creates a directory in one that exists, if it is not there. Mode 0777 & ~umask. "" is the store's own: its missing
+  // parents are made too, and their names are durable when it returns.
   virtual void make_dir(const std::string& dir) = 0;
   // Makes the names in a directory durable; "" is the store's own directory.
   virtual void sync_dir(const std::string& dir) = 0;
@@ -108,20 +108,20 @@ struct Fault {
     partial,     // a write puts half of its bytes in place, then throws IoError(errno); else like `fail`
     lie,         // a sync returns without syncing (the wrapped storage is not asked); else like nothing
   };
-  uint64_t at;        // number of the call, from 1
+  uint64_t at;  // number of the call, from 1
   Kind kind;
-  int code;           // errno
-  uint64_t times = 1; // so many calls in a row
-  std::string op;     // "" = any; else counts and hits only this operation: "read", "write", "sync", "sync_dir",
-                      // "open", "create", "remove", "truncate", "punch", "list", "make_dir", "map", "lock",
-                      // "size", "linked", "free_bytes", "allocated"
+  int code;            // errno
+  uint64_t times = 1;  // so many calls in a row
+  std::string op;      // "" = any; else counts and hits only this operation: "read", "write", "sync", "sync_dir",
+                       // "open", "create", "remove", "truncate", "punch", "list", "make_dir", "map", "lock",
+                       // "size", "linked", "free_bytes", "allocated"
 };
 class FaultyStorage : public Storage {
  public:
   virtual void arm(const Fault& fault) = 0;  // replaces the fault and restarts the count
   virtual void disarm() = 0;
-  virtual uint64_t calls() const = 0;        // since arm()
-  virtual bool hit() const = 0;              // whether the fault has happened
+  virtual uint64_t calls() const = 0;  // since arm()
+  virtual bool hit() const = 0;        // whether the fault has happened
 };
 std::unique_ptr<FaultyStorage> faulty_storage(std::shared_ptr<Storage> inner);
 

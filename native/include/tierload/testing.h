@@ -5,16 +5,16 @@ namespace tierload {
 
 enum class Mutant {
   none,
-  no_segment_sync,      // segments are not synced before COMMIT
-  no_manifest_sync,     // manifests are not synced before COMMIT
-  no_directory_sync,    // new names are not synced before COMMIT
-  one_commit_copy,      // the mirror journal is not written
-  ack_before_sync,      // a group is acknowledged without a sync
-  early_reuse,          // dead pages are freed before COLLECT is durable
-  no_relog,             // a reader shows what it found without syncing it
-  shared_sector,        // a group starts right behind the previous one
+  no_segment_sync,            // segments are not synced before COMMIT
+  no_manifest_sync,           // manifests are not synced before COMMIT
+  no_directory_sync,          // new names are not synced before COMMIT
+  one_commit_copy,            // the mirror journal is not written
+  ack_before_sync,            // a group is acknowledged without a sync
+  early_reuse,                // dead pages are freed before COLLECT is durable
+  no_relog,                   // a reader shows what it found without syncing it
+  shared_sector,              // a group starts right behind the previous one
   no_journal_directory_sync,  // a new journal's name is not synced before SUPER names it
-  base_before_journal,  // SUPER names the new journal before it is durable
+  base_before_journal,        // SUPER names the new journal before it is durable
 };
 
 }  // namespace tierload
