@@ -155,6 +155,7 @@ TagChange decode_tag(Bytes payload) {
   const auto length = in.get<uint32_t>();
   in.get<uint32_t>();
   tag.name = in.text(length);
+  if (tag.name.empty()) throw CorruptError("TAG record without a name");
   return tag;
 }
 

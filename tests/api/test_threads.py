@@ -112,7 +112,7 @@ def test_an_interrupt_at_any_moment(store: Path) -> None:
         for number in range(1, 21):
             noise[number] += 1
             state = {"number": number, "noise": noise}
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.001, 0.04))
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0003, 0.015))
             try:
                 tierload.save(state, store, step=number)
                 signal.setitimer(signal.ITIMER_REAL, 0)

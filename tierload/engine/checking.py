@@ -43,17 +43,21 @@ class _Verification:
         """Damage that concerns no one commit."""
         self._damages.append((Damage(text), []))
 
-    def manifest(self, commit: Commit, path: str) -> ManifestTable | None:
-        """Both copies of a commit's manifest; its tables when one copy serves."""
+    def manifest(self, commit: Commit) -> _native.Manifest | None:
+        """Both copies of a commit's manifest; the open manifest when one copy serves."""
         problems = self._native.check_manifests(commit.txid)
+        path = self._native.manifest_path(commit.txid)
         for problem, copy in zip(problems, (path, path + _MIRROR), strict=True):
             if problem:
                 rest = "" if all(problems) else " (the other copy is whole and is used)"
                 self._damages.append((Damage(problem + rest, path=copy), [commit]))
-        if all(problems):
-            self.bad.add(commit.id)
-            return None
-        return table_of(self._native.manifest(commit.txid))
+        if not all(problems):
+            try:
+                return self._native.manifest(commit.txid)
+            except CorruptStore as error:  # as it was written, and yet it contradicts itself
+                self._damages.append((Damage(str(error), path=path), [commit]))
+        self.bad.add(commit.id)
+        return None
 
     def segments(self, commit: Commit, manifest: _native.Manifest) -> list[str]:
         """That a commit's segments are there with their sizes; their paths."""
@@ -93,9 +97,18 @@ class _Verification:
             if self._progress:
                 self._progress(size)
 
-    def share(self, commit: Commit, table: ManifestTable, paths: list[str]) -> None:
+    def damaged_pages(self) -> bool:
+        """Whether a page was found damaged."""
+        return any(commits is not None for commits in self._places.values())
+
+    def share(self, commit: Commit) -> None:
         """Adds a commit to the damaged pages that it has too, whether or not it was asked for."""
-        for place in _places(table, paths):
+        try:
+            manifest = self._native.manifest(commit.txid)
+        except CorruptStore:  # which was found before
+            return
+        paths = [manifest.segment_path(number) for number in range(len(segment_sizes(manifest.segments)))]
+        for place in _places(table_of(manifest), paths):
             commits = self._places.get(place)
             if commits is not None and commit not in commits:
                 commits.append(commit)
@@ -151,22 +164,21 @@ def verify(
     except CorruptStore as error:
         run.store(str(error))
     wanted = commit or view.head
-    read, opened = [], []
+    read = []
     for each in view.commits:
         if any(native.check_manifests(each.txid)) and not exists(each):
             continue
-        table = run.manifest(each, native.manifest_path(each.txid))
         if full or each == wanted:
             read.append(each.id)
-        if table is None:
+        manifest = run.manifest(each)
+        if manifest is None:
             continue
-        manifest = native.manifest(each.txid)
         paths = run.segments(each, manifest)
-        opened.append((each, table, paths))
         if each.id in read[-1:]:
-            run.read(each, manifest, table, paths)
-    for each, table, paths in opened:
-        run.share(each, table, paths)
+            run.read(each, manifest, table_of(manifest), paths)
+    if run.damaged_pages():
+        for each in view.commits:
+            run.share(each)
     return VerifyReport(
         commits=len(view.commits),
         pages=run.pages,

@@ -7,7 +7,7 @@ import numpy as np
 from tierload import _native
 from tierload.catalog import decode_text
 from tierload.engine.loading import table_of
-from tierload.errors import InvalidRequest
+from tierload.errors import CorruptStore, InvalidRequest
 from tierload.layout import ManifestTable
 from tierload.types import Commit, Difference
 
@@ -25,7 +25,7 @@ class _Side:
         self._pages: dict[int, bytes] = {}
         try:
             self.values = native.state_at(commit.lsn)[1]
-        except InvalidRequest:  # older than the history that is kept
+        except (InvalidRequest, CorruptStore):  # older than the history that is kept, or than its damage
             self.values = {}
 
     def packed_bytes(self, number: int) -> bytes:
