@@ -100,23 +100,26 @@ void Catalog::sweep(CollectResult& result) {
     const ManifestId id{name->epoch, name->txid, name->rank};
     if (!live.contains(id)) orphans[id].push_back("man/" + file);
   }
-  // The locks are kept until the files are gone, so that no reader comes to hold one of them meanwhile.
-  std::vector<std::pair<std::string, std::unique_ptr<Lock>>> removable;
   for (const auto& [id, paths] : orphans) {
-    std::vector<std::pair<std::string, std::unique_ptr<Lock>>> locked;
+    // The locks are kept until the files are gone, so that no reader comes to hold one of them meanwhile.
+    std::vector<std::unique_ptr<Lock>> locks;
     for (const std::string& path : paths) {
       auto lock = storage_->open(path, OpenMode::read_write)->try_lock(true);
       if (!lock) break;
-      locked.emplace_back(path, std::move(lock));
+      locks.push_back(std::move(lock));
     }
-    if (locked.size() == paths.size()) {
-      std::move(locked.begin(), locked.end(), std::back_inserter(removable));
+    if (locks.size() == paths.size()) {
+      for (const std::string& path : paths) {
+        result.freed_bytes += storage_->allocated(path);
+        result.removed_files += storage_->remove(path) ? 1 : 0;
+      }
     } else {
-      locked.clear();
+      locks.clear();
       ++result.pinned;
       mark(*Manifest::open_unpinned(*storage_, std::get<0>(id), std::get<1>(id), std::get<2>(id)), used);
     }
   }
+  // Segments are judged by the manifests that are live, so what a crash leaves here is found by the next collection.
   for (const std::string& file : storage_->list("seg")) {
     const auto name = parse_data_name(file);
     if (!name || !name->of_segment() || name->epoch > epoch_) continue;
@@ -128,11 +131,6 @@ void Catalog::sweep(CollectResult& result) {
     } else {
       result.freed_bytes += punch_gaps(*storage_, path, found->second);
     }
-  }
-  // Manifests last: while one is there, what it references can still be found and freed after a crash.
-  for (const auto& [path, lock] : removable) {
-    result.freed_bytes += storage_->allocated(path);
-    result.removed_files += storage_->remove(path) ? 1 : 0;
   }
 }
 

@@ -300,11 +300,19 @@ void Catalog::remove_leftovers(const Found& found) {
     }
   }
   if (!found.scan) return;
-  // The previous journal is history now: cut the zeros (or the torn tail) behind its end.
+  // The previous journal is history now: cut the zeros (or the torn tail) behind its end, and give a copy that lacks
+  // something (its writer was killed between the two) what its mirror has, so that history keeps two copies.
   const uint64_t end = round_up(found.scan->end_offset, sector);
-  for (const char copy : {'c', 'm'}) {
+  const JournalName name = found.scan->header.name;
+  for (const size_t i : {size_t{0}, size_t{1}}) {
     try {
-      const auto file = storage_->open(found.scan->header.name.path(copy), OpenMode::read_write);
+      const auto file = storage_->open(name.path("cm"[i]), OpenMode::read_write);
+      if (!found.scan->whole[i] && found.scan->whole[1 - i]) {
+        std::vector<std::byte> bytes(end);
+        bytes.resize(storage_->open(name.path("cm"[1 - i]), OpenMode::read)->read(0, bytes));
+        file->write(0, Bytes(bytes));
+        file->sync();
+      }
       if (file->size() > end) file->truncate(end);
     } catch (const IoError& error) {
       if (!error.unusable_file()) throw;  // its mirror was used

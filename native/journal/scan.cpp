@@ -113,18 +113,24 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   }
   if (!header) return std::nullopt;
   scan.header = *header;
+  for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = decode_header(copies[i].bytes, name).has_value();
   uint64_t offset = sector;
   uint64_t lsn = header->first_lsn;
   uint32_t previous_crc = header->predecessor.crc;
   while (true) {
     std::optional<RecordHeader> head;
     const Copy* from = nullptr;
-    for (const Copy& copy : copies) {
-      head = record_at(copy.bytes, offset, *header, lsn, previous_crc);
-      from = &copy;
-      if (head) break;
+    std::array<bool, 2> holds{};
+    for (size_t i = 0; i < copies.size(); ++i) {
+      const auto found = record_at(copies[i].bytes, offset, *header, lsn, previous_crc);
+      if (found && !head) {
+        head = found;
+        from = &copies[i];
+      }
+      holds[i] = found.has_value();
     }
     if (!head) break;
+    for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = scan.whole[i] && holds[i];
     Record record{static_cast<RecordType>(head->type), head->flags, head->lsn, head->txid, head->time, {}};
     const Bytes payload = from->bytes.subspan(offset + sizeof *head, head->payload_length);
     record.payload.assign(payload.begin(), payload.end());
@@ -142,15 +148,18 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
       scan.damage = name.path('c') + " and its mirror are both damaged at byte " + std::to_string(offset) +
                     " (record " + std::to_string(lsn) + "), and later records show that it had been acknowledged";
     }
-    if (copy.present && copy.bytes.size() < scan.end_offset) {
-      scan.warnings.push_back(name.path(copy.letter) + ": shorter than its mirror");
-    }
   }
   if (scan.records.empty() && scan.damage.empty()) return std::nullopt;
   // Both copies were written alike, so bytes that differ below the end are damage in one of them.
-  if (copies[0].bytes.size() >= scan.end_offset && copies[1].bytes.size() >= scan.end_offset &&
-      std::memcmp(copies[0].bytes.data(), copies[1].bytes.data(), scan.end_offset) != 0) {
-    scan.warnings.push_back(name.path('c') + ": differs from its mirror");
+  if (copies[0].present && copies[1].present) {
+    const uint64_t compared = scan.end_offset;
+    for (const Copy& copy : copies) {
+      if (copy.bytes.size() < compared) scan.warnings.push_back(name.path(copy.letter) + ": shorter than its mirror");
+    }
+    if (std::min(copies[0].bytes.size(), copies[1].bytes.size()) >= compared &&
+        std::memcmp(copies[0].bytes.data(), copies[1].bytes.data(), compared) != 0) {
+      scan.warnings.push_back(name.path('c') + ": differs from its mirror");
+    }
   }
   return scan;
 }

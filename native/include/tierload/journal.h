@@ -68,6 +68,7 @@ struct JournalScan {
   std::vector<Record> records;        // the first one is the SNAPSHOT
   JournalLink end;                    // the last valid record
   uint64_t end_offset = 0;            // behind it
+  std::array<bool, 2> whole{};        // whether `c`, and `m`, has every record by itself
   std::string damage;                 // not empty: acknowledged records after `end` are lost
   std::vector<std::string> warnings;  // what one copy had to give because the other was damaged
 };
