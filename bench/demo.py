@@ -174,7 +174,7 @@ class Demo:
         names = [head.id[:12], damages[0].keys[0], f"page {damages[0].page}", segment.name] if len(damages) == 1 else []
         found = done.returncode == 1 and bool(names) and all(name in said for name in names)
         stage.check(found, "verify names the commit, the tensor, the page and the file, and exits with 1")
-        self._load_rotten(copy, damages[0].key if damages else "")
+        self._load_rotten(copy, damages[0].keys[0] if damages else "")
         shutil.rmtree(copy)
         self._rot_of_torch_save()
         whole = stage.command("verify", "--full", self.store).returncode == 0
