@@ -114,6 +114,9 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
 
   const Found found = catalog->find_journal(catalog->base_, &catalog->store_id_);
   if (found.scan) {
+    // The new journal's header names the last record of this one, which its writer may not have synced before it was
+    // killed: without this, a power cut would leave history with a link to a record that is gone.
+    ::tierload::sync_journal(disk, found.scan->header.name);
     catalog->replay(found, true);
   } else if (!found.damage.empty()) {
     throw CorruptError(disk.name() + ": " + found.damage + ", and no older journal is whole");
@@ -304,19 +307,25 @@ void Catalog::remove_leftovers(const Found& found) {
   // something (its writer was killed between the two) what its mirror has, so that history keeps two copies.
   const uint64_t end = round_up(found.scan->end_offset, sector);
   const JournalName name = found.scan->header.name;
-  for (const size_t i : {size_t{0}, size_t{1}}) {
+  const auto open_copy = [&](size_t i, OpenMode mode) -> std::unique_ptr<File> {
     try {
-      const auto file = storage_->open(name.path("cm"[i]), OpenMode::read_write);
-      if (!found.scan->whole[i] && found.scan->whole[1 - i]) {
-        std::vector<std::byte> bytes(end);
-        bytes.resize(storage_->open(name.path("cm"[1 - i]), OpenMode::read)->read(0, bytes));
-        file->write(0, Bytes(bytes));
-        file->sync();
-      }
-      if (file->size() > end) file->truncate(end);
+      return storage_->open(name.path("cm"[i]), mode);
     } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;  // its mirror was used
+      if (!error.unusable_file()) throw;
+      return nullptr;  // its mirror was used
     }
+  };
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    const auto file = open_copy(i, OpenMode::read_write);
+    if (!file) continue;
+    const auto mirror = found.scan->whole[i] ? nullptr : open_copy(1 - i, OpenMode::read);
+    if (mirror && found.scan->whole[1 - i]) {
+      std::vector<std::byte> bytes(end);
+      bytes.resize(mirror->read(0, bytes));
+      file->write(0, Bytes(bytes));
+      file->sync();
+    }
+    if (file->size() > end) file->truncate(end);
   }
 }
 

@@ -146,10 +146,11 @@ void go_on(const std::shared_ptr<SimulatedStorage>& storage) {
   Commit draft;
   draft.meta = "{}";
   draft.root = {transaction->write_manifest({})};
-  const CommitPtr done = transaction->commit(std::move(draft), {"tag of the fuzzer"});
+  const CommitPtr done = transaction->commit(std::move(draft));
   require(done != nullptr, "an acknowledged commit is not the head");
   transaction = nullptr;
   require(catalog->state().head() == done, "an acknowledged commit is not the head");
+  catalog->tag("tag of the fuzzer", done->txid);
   catalog->collect({});
 }
 
