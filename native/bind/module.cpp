@@ -1,5 +1,5 @@
 #include "bind/bind.h"
-#include "bind/faults.h"
+#include "bind/store.h"
 #include "tierload/digest.h"
 
 namespace tierload {
@@ -35,6 +35,7 @@ NB_MODULE(_native, module) {
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
+  bind_save(module);
   module.def(
       "tree_digest",
       [](const nb::bytes& data) {

@@ -183,13 +183,12 @@ uint64_t Catalog::append_tag(const std::string& name, uint64_t txid) {
   return append(RecordType::tag, 0, encode_tag(tag));
 }
 
-CommitPtr Catalog::rollback(uint64_t lsn, const std::string& meta) {
+CommitPtr Catalog::rollback(const CatalogState& target, const std::string& meta) {
   check_usable();
-  const CatalogState target = state_at(lsn);
   const CommitPtr source = target.head();
-  if (!source) throw UsageError("there was no commit yet at LSN " + std::to_string(lsn));
+  if (!source) throw UsageError("there was no commit yet, so there is nothing to roll back to");
   if (!state_.find(source->txid)) {
-    throw UsageError("the commit that was current at LSN " + std::to_string(lsn) + " has been collected");
+    throw UsageError("commit " + std::to_string(source->txid) + " has been collected");
   }
   for (const RootRow& row : source->root) Manifest::open(*storage_, row, &warnings_);
   Commit draft;

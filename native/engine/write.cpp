@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "engine/dedup.h"
+#include "engine/gather.h"
 #include "tierload/bytes.h"
 #include "tierload/engine.h"
 
@@ -23,7 +25,7 @@ size_t slot_count(std::span<const PageSource> sources, unsigned threads) {
   uint64_t largest = 1;
   for (const PageSource& source : sources) {
     uint64_t bytes = 0;
-    for (const Bytes part : source.parts) bytes += part.size();
+    for (const SourcePart& part : source.parts) bytes += part.length;
     largest = std::max(largest, bytes);
   }
   return std::clamp<uint64_t>(slot_bytes_max / largest, 2, uint64_t{4} * threads);
@@ -40,6 +42,22 @@ struct Slot {
   PageRow row;
   bool known = false;  // the parent has it
   bool ready = false;
+
+  void gather(const PageSource& source) {
+    uint64_t total = 0;
+    for (const SourcePart& part : source.parts) total += part.length;
+    gathered.resize(total);
+    MutableBytes left = gathered;
+    for (const SourcePart& part : source.parts) {
+      if (part.view) {
+        tierload::gather(*part.view, part.base, part.from, left.first(part.length));
+      } else {
+        std::memcpy(left.data(), part.base, part.length);
+      }
+      left = left.subspan(part.length);
+    }
+    raw = gathered;
+  }
 };
 
 class PageWriter {
@@ -90,12 +108,10 @@ class PageWriter {
   // Anything that needs only the page itself: may run on any thread, in any order.
   void prepare(size_t page, Slot& at) {
     const PageSource& source = sources_[page];
-    if (source.parts.size() == 1) {
-      at.raw = source.parts[0];
+    if (source.parts.size() == 1 && !source.parts[0].view) {
+      at.raw = {source.parts[0].base, source.parts[0].length};
     } else {
-      at.gathered.clear();
-      for (const Bytes part : source.parts) at.gathered.insert(at.gathered.end(), part.begin(), part.end());
-      at.raw = at.gathered;
+      at.gather(source);
     }
     at.row = {};
     at.row.raw_digest = tree_digest(at.raw, page_leaf);

@@ -160,9 +160,10 @@ void Workload::save(bool abort) {
     const auto transaction = catalog_->begin();
     std::vector<std::vector<std::byte>> pages;
     for (const uint64_t content : contents) pages.push_back(page_bytes(content));
-    std::vector<Bytes> raw(pages.begin(), pages.end());
+    std::vector<SourcePart> raw;
+    for (const auto& bytes : pages) raw.push_back({bytes.data(), bytes.size()});
     std::vector<PageSource> sources;
-    for (const Bytes& bytes : raw) sources.push_back({std::span(&bytes, 1), 4, false, false});
+    for (const SourcePart& part : raw) sources.push_back({std::span(&part, 1), 4, false, false});
     std::unique_ptr<Manifest> parent;
     if (head) parent = Manifest::open(*storage_, head->root.at(0), nullptr);
     WriteOptions options;
@@ -253,7 +254,7 @@ void Workload::rollback() {
   after.head = number;
   after.values = then.values();
   operation(after, true, [&] {
-    catalog_->rollback(target->second->lsn, meta_of(number));
+    catalog_->rollback(catalog_->state_at(target->second->lsn), meta_of(number));
     ++coverage_.rollbacks;
   });
 }

@@ -55,7 +55,7 @@ def history_of(store: Store) -> list[Any]:
 def past_of(store: Store) -> dict[str, str]:
     """The digest of the catalog as it was at every LSN that is kept."""
     lsns = [change.lsn for change in store.history()]
-    return {str(lsn): digest(store._native.state_at(lsn)[2]) for lsn in lsns}
+    return {str(lsn): digest(store._native.state_at(lsn).encode()) for lsn in lsns}
 
 
 def make(path: Path) -> None:

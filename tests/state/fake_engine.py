@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from tierload.state import flatten, plan_bind, plan_load
-from tierload.types import ChunkInfo, FlatState
+from tierload.types import ChunkInfo, ChunkSource, FlatState
 
 
 @dataclass
@@ -27,6 +30,17 @@ class Saved:
         return sum(map(len, self.data))
 
 
+def content(source: ChunkSource) -> bytes:
+    if not source.nbytes:
+        return b""
+    if not source.strides:
+        return ctypes.string_at(source.pointer, source.nbytes)
+    size = source.nbytes // math.prod(source.sizes)
+    reach = sum((count - 1) * step for count, step in zip(source.sizes, source.strides, strict=True)) + size
+    memory = np.frombuffer((ctypes.c_char * reach).from_address(source.pointer), np.dtype((np.void, size)), 1)
+    return np.lib.stride_tricks.as_strided(memory, source.sizes, source.strides).tobytes()
+
+
 def stored(flat: FlatState) -> Saved:
     keys = [source.key.encode("utf-8", "surrogatepass") for source in flat.chunks]
     assert keys == sorted(set(keys)), "chunks are sorted by key and keys are unique"
@@ -35,7 +49,7 @@ def stored(flat: FlatState) -> Saved:
         infos.append(
             ChunkInfo(number, source.key, source.dtype, source.shape, source.offsets, source.sizes, source.nbytes)
         )
-        data.append(ctypes.string_at(source.pointer, source.nbytes) if source.nbytes else b"")
+        data.append(content(source))
     return Saved(flat.document, infos, data, flat.notes)
 
 

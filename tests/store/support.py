@@ -50,7 +50,7 @@ def native(path: Path, *, writable: bool = False, roll: int = 0) -> _native.Stor
 
 def catalog_of(store: _native.Store) -> bytes:
     """The whole catalog, encoded: commits with the manifests that they pin, head, tags, values."""
-    return bytes(store.state_at(store.last_lsn)[2])
+    return bytes(store.state_at(store.last_lsn).encode())
 
 
 def manifest_of(store: Store, commit: tierload.Commit) -> str:

@@ -146,7 +146,7 @@ def test_a_holder_that_rolls_its_journal_does_not_undo_a_take_over(ram: Path) ->
             writer(path, take_over=True, _faults=faults)
         before = old.last_lsn
         try:
-            old.begin().abort()
+            _native.Save(old).abort()
             lsn = old.change(b"acknowledged", b'{"version":1,"root":{"d":{"value":%d,"step":null}}}' % at, True)
             assert lsn > before
             acknowledged = True

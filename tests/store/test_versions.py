@@ -103,7 +103,7 @@ def test_a_record_that_may_be_skipped(ram: Path, kind: int) -> None:
     with tierload.open(ram / "store") as reader:
         assert [commit.step for commit in reader.commits()] == [2, 1]
         assert [change.lsn for change in reader.history()] == [5, 4, 3, 2, 1]
-        assert reader._native.state_at(2)[0] == 1
+        assert reader._native.state_at(2).head == 1
     found = probe(ram / "store")
     assert {error for error, _ in found.values()} <= {"", "CommitNotFound"}, found
     assert found["damage"][1] == ""

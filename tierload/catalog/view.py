@@ -27,52 +27,68 @@ def _meta(record: _native.CommitRecord) -> dict[str, object]:
 
 
 class CatalogView:
-    """The commits of a store, as they are now. ``decode`` turns the JSON of a metric into its value."""
+    """The commits of a store, as they are now. ``decode`` turns the JSON of a metric into its value.
+
+    A ``Commit`` is made when it is first asked for: a store may have thousands, and a save needs one or two of them.
+    """
 
     def __init__(self, native: _native.Store, decode: Callable[[object], object]) -> None:
-        records = native.commits()
-        self._records = records
-        self.line = Line(records, native.head)
-        self.sources = {record.txid: record.source for record in records if record.rollback}
-        ids = {record.txid: record.id for record in records}
-        tags: dict[int, list[str]] = {}
-        for name, txid in native.tags().items():
-            tags.setdefault(txid, []).append(decode_text(name))
-        self.by_txid: dict[int, Commit] = {}
-        for record in records:
-            meta = _meta(record)
-            metrics = decode(meta["metrics"]) if "metrics" in meta else {}
-            self.by_txid[record.txid] = Commit(
-                id=record.id,
-                txid=record.txid,
-                lsn=record.lsn,
-                step=record.step,
-                parent=ids.get(record.parent),
-                source=ids.get(record.source),
-                time=record.time / 1e9,
-                raw_bytes=record.raw_bytes,
-                written_bytes=record.written_bytes,
-                superseded=record.txid not in self.line,
-                head=record.txid == native.head,
-                tags=tuple(sorted(tags.get(record.txid, ()))),
-                metrics=metrics if isinstance(metrics, dict) else {},
-                note=str(meta.get("note", "")),
-            )
-        self.tags = {tag: txid for txid, names in tags.items() for tag in names}
+        self._records = {record.txid: record for record in native.commits()}
+        self._decode = decode
+        self._made: dict[int, Commit] = {}
+        self.line = Line(self._records.values(), native.head)
+        self.tags = {decode_text(name): txid for name, txid in native.tags().items()}
+
+    def __contains__(self, txid: object) -> bool:
+        return txid in self._records
+
+    def __getitem__(self, txid: int) -> Commit:
+        if txid not in self._made:
+            self._made[txid] = self._make(self._records[txid])
+        return self._made[txid]
+
+    def _make(self, record: _native.CommitRecord) -> Commit:
+        meta = _meta(record)
+        metrics = self._decode(meta["metrics"]) if "metrics" in meta else {}
+        return Commit(
+            id=record.id,
+            txid=record.txid,
+            lsn=record.lsn,
+            step=record.step,
+            parent=self._id(record.parent),
+            source=self._id(record.source),
+            time=record.time / 1e9,
+            raw_bytes=record.raw_bytes,
+            written_bytes=record.written_bytes,
+            superseded=record.txid not in self.line,
+            head=record.txid in self.line.txids[:1],
+            tags=tuple(sorted(tag for tag, txid in self.tags.items() if txid == record.txid)),
+            metrics=metrics if isinstance(metrics, dict) else {},
+            note=str(meta.get("note", "")),
+        )
+
+    def _id(self, txid: int) -> str | None:
+        record = self._records.get(txid)
+        return record.id if record else None
 
     @property
     def commits(self) -> list[Commit]:
         """All commits, newest first."""
-        return [self.by_txid[txid] for txid in sorted(self.by_txid, reverse=True)]
+        return [self[txid] for txid in sorted(self._records, reverse=True)]
+
+    @property
+    def sources(self) -> dict[int, int]:
+        """The txids of rollbacks, and of the commits that they went back to."""
+        return {record.txid: record.source for record in self._records.values() if record.rollback}
 
     @property
     def head(self) -> Commit | None:
         """The newest commit, or None."""
-        return self.by_txid[self.line.txids[0]] if self.line.txids else None
+        return self[self.line.txids[0]] if self.line.txids else None
 
     def line_of(self, commit: Commit) -> Line:
         """The line as it would be if this commit were the head."""
-        return Line(self._records, commit.txid)
+        return Line(self._records.values(), commit.txid)
 
     def back(self, steps: int) -> Commit:
         """The commit ``steps`` positions behind the head on its line.
@@ -88,7 +104,7 @@ class CatalogView:
                 f"the head's line has {len(self.line.positions)} commits, so it cannot go back {steps}; "
                 f"the oldest is {self._describe(self.line.positions[-1:])}"
             )
-        return self.by_txid[self.line.positions[steps]]
+        return self[self.line.positions[steps]]
 
     def find(self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Commit:
         """The commit with this step (newest on the head's line), id (or the beginning of one) or tag; else the head.
@@ -102,7 +118,7 @@ class CatalogView:
         if tag is not None:
             if tag not in self.tags:
                 raise CommitNotFound(f"no tag {tag!r}; there are: {', '.join(sorted(self.tags)) or 'none'}")
-            return self.by_txid[self.tags[tag]]
+            return self[self.tags[tag]]
         if isinstance(commit, Commit):
             commit = commit.id
         if commit is not None:
@@ -114,24 +130,26 @@ class CatalogView:
         return self.head
 
     def _by_id(self, text: str) -> Commit:
-        found = [c for c in self.commits if c.id.startswith(text.lower())] if text else []
+        prefix = text.lower()
+        found = [txid for txid, record in self._records.items() if record.id.startswith(prefix)] if prefix else []
         if len(found) == 1:
-            return found[0]
+            return self[found[0]]
         if found:
             raise CommitNotFound(f"{text!r} is the beginning of {len(found)} ids; give more digits")
-        raise CommitNotFound(f"no commit {text!r}; the newest are {self._describe(sorted(self.by_txid)[::-1])}")
+        raise CommitNotFound(f"no commit {text!r}; the newest are {self._describe(sorted(self._records)[::-1])}")
 
     def _by_step(self, step: int) -> Commit:
         for txid in self.line.txids:
-            if self.by_txid[txid].step == step:
-                return self.by_txid[txid]
-        left_behind = [c for c in self.commits if c.superseded and c.step == step]
+            if self._records[txid].step == step:
+                return self[txid]
+        left_behind = [txid for txid, record in self._records.items() if record.step == step]
         if left_behind:
+            commit = self[max(left_behind)]
             raise CommitNotFound(
-                f"step {step} was left behind by a rollback; it can still be had as commit {left_behind[0].id[:12]}"
+                f"step {step} was left behind by a rollback; it can still be had as commit {commit.id[:12]}"
             )
         raise CommitNotFound(f"no commit with step {step}; the newest are {self._describe(self.line.txids)}")
 
     def _describe(self, txids: list[int]) -> str:
-        shown = [self.by_txid[txid] for txid in txids[:_SHOWN]]
+        shown = [self[txid] for txid in txids[:_SHOWN]]
         return ", ".join(f"{c.id[:12]} (step {c.step})" for c in shown) or "none"

@@ -24,7 +24,7 @@ class _Side:
         self._threads = threads
         self._pages: dict[int, bytes] = {}
         try:
-            self.values = native.state_at(commit.lsn)[1]
+            self.values = native.state_at(commit.lsn).values
         except (InvalidRequest, CorruptStore):  # older than the history that is kept, or than its damage
             self.values = {}
 

@@ -10,13 +10,13 @@ from tierload.types import Commit, RollbackPlan
 __all__ = ["commit_rollback", "plan_rollback"]
 
 
-def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn: int) -> RollbackPlan:
-    """What going back to ``target`` as it was at ``lsn`` changes. Nothing is written."""
+def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, past: _native.CatalogState) -> RollbackPlan:
+    """What going back to ``target``, with the values of ``past``, changes. Nothing is written."""
     head = view.find()
-    then, now = native.state_at(lsn)[1], native.values()
+    then, now = past.values, native.values()
     changed = {key for key in then.keys() | now.keys() if then.get(key) != now.get(key)}
     after = view.line_of(target)
-    left = [view.by_txid[txid] for txid in view.line.txids if txid not in after]
+    left = [view[txid] for txid in view.line.txids if txid not in after]
     return RollbackPlan(
         head=head,
         target=target,
@@ -25,7 +25,7 @@ def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, lsn:
     )
 
 
-def commit_rollback(native: _native.Store, plan: RollbackPlan, lsn: int) -> int:
+def commit_rollback(native: _native.Store, plan: RollbackPlan, past: _native.CatalogState) -> int:
     """Commits a planned rollback; returns the new commit's txid."""
     meta = values.encode_meta(dict(plan.target.metrics), plan.target.note)
-    return native.rollback(lsn, meta).txid
+    return native.rollback(past, meta).txid

@@ -53,10 +53,13 @@ def save_state(
     manifest = native.manifest(parent) if parent else None
     save = None
     try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
-        save = native.begin()
+        save = _native.Save(native)
         save.write(
             pointers=plan.pointers,
             lengths=plan.lengths,
+            part_views=plan.part_views,
+            part_offsets=plan.part_offsets,
+            views=plan.views,
             parts_of_page=plan.parts_of_page,
             item_sizes=plan.item_sizes,
             floating=plan.floating,

@@ -128,10 +128,10 @@ class Store:
         head = view.find()
         if self._native.head_damage:
             problems = {txid: self._native.check_commit(txid) for txid in view.line.positions}
-            whole = next((view.by_txid[txid] for txid, problem in problems.items() if not problem), head)
+            whole = next((view[txid] for txid, problem in problems.items() if not problem), head)
             if whole != head:
                 skipped = "; ".join(
-                    f"{view.by_txid[txid].id[:12]} (step {view.by_txid[txid].step}): {problem}"
+                    f"{view[txid].id[:12]} (step {view[txid].step}): {problem}"
                     for txid, problem in problems.items()
                     if problem and txid > whole.txid
                 )
@@ -156,7 +156,7 @@ class Store:
         """Every tag and its commit."""
         with self._lock:
             view = self._view()
-            return {name: view.by_txid[txid] for name, txid in sorted(view.tags.items())}
+            return {name: view[txid] for name, txid in sorted(view.tags.items())}
 
     def keys(self, commit: Which | None = None) -> list[ChunkInfo]:
         """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
@@ -303,25 +303,25 @@ class Store:
             view = self._view()
             if lsn is None:
                 target = view.back(steps) if steps is not None else self._find(to)  # type: ignore[arg-type]
-                lsn = target.lsn
+                past = self._native.state_at(target.lsn)
             else:
                 if not 0 < lsn <= self._native.last_lsn:
                     raise CommitNotFound(f"there is no LSN {lsn}; the newest is {self._native.last_lsn}")
-                txid = self._native.state_at(lsn)[0]
-                if txid not in view.by_txid:
+                past = self._native.state_at(lsn)
+                if past.head not in view:
                     raise CommitNotFound(f"at LSN {lsn} there was no commit, or it has been collected since")
-                target = view.by_txid[txid]
+                target = view[past.head]
             problem = self._native.check_commit(target.txid)
             if problem:
                 raise CorruptStore(f"{self.path}: commit {target.id[:12]} (step {target.step}) is damaged: {problem}")
-            plan = rolling.plan_rollback(self._native, view, target, lsn)
+            plan = rolling.plan_rollback(self._native, view, target, past)
             if dry_run:
                 with contextlib.suppress(CorruptStore):  # the head may be what one goes back from because it is damaged
                     difference = comparing.compare(self._native, plan.head, target, self._threads)
                     plan = dataclasses.replace(plan, difference=difference)
                 return plan
-            txid = rolling.commit_rollback(self._native, plan, lsn)
-            return dataclasses.replace(plan, commit=self._view().by_txid[txid])
+            txid = rolling.commit_rollback(self._native, plan, past)
+            return dataclasses.replace(plan, commit=self._view()[txid])
 
     # Small things between commits
 
@@ -349,7 +349,7 @@ class Store:
             InvalidRequest: The history that is kept does not reach back to ``lsn``.
         """
         with self._lock:
-            found = self._native.values() if lsn is None else self._native.state_at(lsn)[1]
+            found = self._native.values() if lsn is None else self._native.state_at(lsn).values
         return {decode_text(k): values.decode_recorded(v)[0] for k, v in found.items()}
 
     def history(self) -> Iterator[Change]:

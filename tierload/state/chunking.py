@@ -37,7 +37,8 @@ class View:
 
 @dataclass(slots=True)
 class Chunk:
-    """Bytes to store once, and the tensors that are views of them. ``sizes`` is the shape in memory order.
+    """Bytes to store once, and the tensors that are views of them. ``sizes`` is the shape in memory order; ``strides``,
+    in bytes, say how elements lie that are not together.
 
     Chunks with the same ``apart`` (an object) hold parts of the same memory.
     A contiguous tensor on the CPU that shares its memory with no other is a chunk by itself: a ``TensorLeaf``.
@@ -49,6 +50,7 @@ class Chunk:
     nbytes: int
     owner: object
     views: list[View] = field(default_factory=list)
+    strides: tuple[int, ...] = ()
     apart: object = None
 
     @property
@@ -244,15 +246,18 @@ def _copied(footprint: Footprint, users: Sequence[TensorLeaf], notes: list[str])
         if step == 0:
             bare = bare.narrow(dim, 0, 1)
     order = sorted(range(len(steps)), key=lambda dim: -first.stride[dim])
-    packed = bare.permute(order).contiguous().cpu()
-    own = dict(zip(order, contiguous_strides(packed.shape), strict=True))
+    elements = bare.permute(order)
+    if not elements.is_cpu:
+        elements = elements.contiguous().cpu()
+    sizes, size = tuple(elements.shape), first.row.size
+    strides = () if elements.is_contiguous() else tuple(stride * size for stride in elements.stride())
+    own = dict(zip(order, contiguous_strides(sizes), strict=True))
     if footprint.scattered:
         own_strides = tuple(0 if step == 0 else own[dim] for dim, step in enumerate(steps))
         views = [View(first, 0, own_strides)]
     else:
         views = [View(leaf, 0, _mapped(leaf, footprint)) for leaf in users]
-    sizes = tuple(count for count in packed.shape)
-    return Chunk(first.row, sizes, packed.data_ptr(), packed.numel() * first.row.size, packed, views)
+    return Chunk(first.row, sizes, elements.data_ptr(), elements.numel() * size, elements, views, strides)
 
 
 def _mapped(leaf: TensorLeaf, footprint: Footprint) -> tuple[int, ...]:

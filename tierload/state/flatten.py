@@ -159,7 +159,7 @@ class _Writer:
                     tie += f',"apart":{apart.setdefault(id(row.apart), len(apart))}'
                 for view in row.views:
                     self._out[view.leaf.slot] = _view_json(number, row, view, tie)
-                sources.append(_source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner))
+                sources.append(_source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner, row.strides))
         return FlatState(tuple(sources), "".join(self._out).encode("ascii"), tuple(self._notes))
 
     def _other(self, value: object, path: Path) -> tuple[Callable[[Any, Path], Parts], bool]:
@@ -272,9 +272,17 @@ class _Opened:
 _NOTHING = np.empty(0, np.uint8)
 
 
-def _source(key: str, row: DType, sizes: tuple[int, ...], pointer: int, nbytes: int, owner: object) -> ChunkSource:
+def _source(
+    key: str,
+    row: DType,
+    sizes: tuple[int, ...],
+    pointer: int,
+    nbytes: int,
+    owner: object,
+    strides: tuple[int, ...] = (),
+) -> ChunkSource:
     return ChunkSource(
-        key, row.code, row.item_size, row.floating, sizes, (0,) * len(sizes), sizes, pointer, nbytes, owner
+        key, row.code, row.item_size, row.floating, sizes, (0,) * len(sizes), sizes, pointer, nbytes, owner, strides
     )
 
 

@@ -11,7 +11,8 @@ __all__ = ["ChunkInfo", "ChunkSource", "Destination", "FlatState", "LoadReport"]
 class ChunkSource:
     """The bytes of one chunk in memory, as a save reads them.
 
-    ``pointer`` addresses ``nbytes`` contiguous bytes, which stay valid and unchanged while ``owner`` is alive.
+    ``pointer`` addresses ``nbytes`` contiguous bytes, which stay valid and unchanged while ``owner`` is alive; with
+    ``strides`` (in bytes, one for each of ``sizes``) it addresses the first of elements that lie apart.
     ``shape``, ``offsets`` and ``sizes`` are the whole tensor's shape, this chunk's offsets in it and its sizes, in
     elements. ``dtype`` is the code of docs/FORMAT.md section 6.
     """
@@ -26,6 +27,7 @@ class ChunkSource:
     pointer: int
     nbytes: int
     owner: object
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

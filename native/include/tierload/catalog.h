@@ -102,8 +102,8 @@ class Catalog {
   void flush();
   // Flushes, and lets go of the store even while somebody still holds this object.
   void close();
-  // A commit with the state that was current at `lsn`: its head's manifest and its values. The manifest is checked.
-  CommitPtr rollback(uint64_t lsn, const std::string& meta);
+  // A commit with an earlier state, as state_at() gives it: its head's manifest and its values. The manifest is checked.
+  CommitPtr rollback(const CatalogState& target, const std::string& meta);
 
   // Drops commits, then frees what nobody references. Refuses the head, tagged commits, and a rollback whose
   // superseded commits stay. With nothing to drop it only frees what earlier crashes left.

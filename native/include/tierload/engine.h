@@ -18,9 +18,31 @@ struct Progress {
   std::atomic<uint64_t> bytes{0};
 };
 
+// Elements in memory that do not lie back to back, from the outermost dimension in; strides are in bytes.
+struct StridedView {
+  struct Dim {
+    uint64_t count;
+    int64_t stride;
+  };
+  // Throws UsageError when there is no element.
+  StridedView(uint64_t item_size, std::span<const uint64_t> counts, std::span<const int64_t> strides);
+  uint64_t bytes() const;  // of all elements
+
+  uint64_t item_bytes;    // what lies back to back: one element, or several
+  std::vector<Dim> dims;  // the innermost first, merged where one continues the other; at least one
+};
+
+// A run of raw bytes: `length` bytes at `base`, or with a view at `base`, from byte `from` of its packed elements on.
+struct SourcePart {
+  const std::byte* base = nullptr;
+  uint64_t length = 0;
+  const StridedView* view = nullptr;
+  uint64_t from = 0;
+};
+
 // One page to be saved: its parts, one after the other, are its raw bytes.
 struct PageSource {
-  std::span<const Bytes> parts;
+  std::span<const SourcePart> parts;
   uint8_t item_size = 1;
   bool floating = false;
   bool packed = false;

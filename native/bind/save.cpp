@@ -1,0 +1,144 @@
+// Saving: one transaction with its pages and its manifest.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/store.h"
+#include "tierload/bytes.h"
+
+namespace tierload {
+namespace {
+
+// Each view: item size, number of dimensions, counts, strides in bytes.
+std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
+  std::vector<StridedView> views;
+  while (!numbers.empty()) {
+    if (numbers.size() < 2 || numbers[0] < 1 || numbers[1] < 0 ||
+        numbers.size() / 2 - 1 < static_cast<uint64_t>(numbers[1])) {
+      throw UsageError("the views are cut short");
+    }
+    const auto ndim = static_cast<size_t>(numbers[1]);
+    const std::vector<uint64_t> counts(numbers.begin() + 2, numbers.begin() + 2 + static_cast<ptrdiff_t>(ndim));
+    views.emplace_back(static_cast<uint64_t>(numbers[0]), counts, numbers.subspan(2 + ndim, ndim));
+    numbers = numbers.subspan(2 + 2 * ndim);
+  }
+  return views;
+}
+
+// A transaction and what was written into it.
+class Save {
+ public:
+  explicit Save(Store& store) : catalog_(store.shared()), transaction_(catalog_->begin()) {}
+
+  void write(const Array<uint64_t>& pointers, const Array<uint64_t>& lengths, const Array<uint32_t>& part_views,
+             const Array<uint64_t>& part_offsets, const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
+             const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating, const Array<uint8_t>& packed,
+             const ManifestView* parent, const std::string& compression, unsigned threads, uint64_t segment_bytes,
+             Progress* progress) {
+    const size_t pages = parts_of_page.size();
+    if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
+        part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
+        packed.size() != pages) {
+      throw UsageError("the arrays of pages differ in length");
+    }
+    const std::vector<StridedView> strided = views_of(span_of(views));
+    std::vector<SourcePart> parts(pointers.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      SourcePart& part = parts[i];
+      part = {reinterpret_cast<const std::byte*>(pointers.data()[i]), lengths.data()[i], nullptr, 0};
+      const uint32_t view = part_views.data()[i];
+      if (view == 0) continue;
+      if (view > strided.size()) throw UsageError("a part names a view that there is not");
+      part.view = &strided[view - 1];
+      part.from = part_offsets.data()[i];
+      const uint64_t bytes = part.view->bytes();
+      if (part.from > bytes || part.length > bytes - part.from) throw UsageError("a part goes beyond its view");
+    }
+    std::vector<PageSource> sources(pages);
+    size_t part = 0;
+    for (size_t i = 0; i < pages; ++i) {
+      const size_t count = parts_of_page.data()[i];
+      if (count > parts.size() - part) throw UsageError("a page has more parts than there are");
+      sources[i] = {std::span(parts).subspan(part, count), item_sizes.data()[i], floating.data()[i] != 0,
+                    packed.data()[i] != 0};
+      part += count;
+    }
+    WriteOptions options;
+    options.threads = threads;
+    options.segment_bytes = segment_bytes;
+    options.compression = compression == "off"     ? Compression::off
+                          : compression == "small" ? Compression::small
+                                                   : Compression::fast;
+    const nb::gil_scoped_release release;
+    written_ = write_pages(open(), sources, parent ? parent->manifest.get() : nullptr, options, progress);
+  }
+
+  CommitPtr commit(std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
+                   const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys,
+                   const nb::bytes& state, const std::vector<std::string>& tags) {
+    const auto chunk_rows = rows_of<ChunkRow>(chunks);
+    const auto dim_rows = rows_of<int64_t>(dims);
+    ManifestParts parts;
+    parts.page_bytes = page_bytes;
+    parts.segments = written_.segments;
+    parts.pages = written_.pages;
+    parts.chunks = chunk_rows;
+    parts.dims = dim_rows;
+    parts.keys = bytes_of(keys);
+    parts.state = bytes_of(state);
+    Commit draft;
+    draft.step = step;
+    draft.meta = std::string(as_text(bytes_of(meta)));
+    draft.raw_bytes = written_.raw_bytes;
+    draft.written_bytes = written_.written_bytes;
+    const nb::gil_scoped_release release;
+    draft.root = {open().write_manifest(parts)};
+    const CommitPtr done = open().commit(std::move(draft), tags);
+    transaction_ = nullptr;
+    return done;
+  }
+
+  void abort() {
+    const nb::gil_scoped_release release;
+    transaction_ = nullptr;
+  }
+
+  const WriteResult& written() const { return written_; }
+
+ private:
+  Transaction& open() {
+    if (!transaction_) throw UsageError("this save is over");
+    return *transaction_;
+  }
+  std::shared_ptr<Catalog> catalog_;  // outlives the transaction, even when the store is closed meanwhile
+  std::unique_ptr<Transaction> transaction_;
+  WriteResult written_;
+};
+
+}  // namespace
+
+void bind_save(nb::module_& module) {
+  nb::class_<Save>(module, "Save", "One attempt to commit; see Transaction in tierload/catalog.h.")
+      .def(nb::init<Store&>(), nb::arg("store"))
+      .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
+           nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
+           nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"), nb::arg("threads"),
+           nb::arg("segment_bytes"), nb::arg("progress").none())
+      .def(
+          "commit",
+          [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
+             const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys, const nb::bytes& state,
+             const std::vector<nb::bytes>& tags) {
+            std::vector<std::string> names;
+            for (const nb::bytes& tag : tags) names.emplace_back(as_text(bytes_of(tag)));
+            return shared(self.commit(step, meta, page_bytes, chunks, dims, keys, state, names));
+          },
+          nb::arg("step").none(), nb::arg("meta"), nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
+          nb::arg("keys"), nb::arg("state"), nb::arg("tags"))
+      .def("abort", &Save::abort)
+      .def_prop_ro("pages", [](const Save& self) { return self.written().pages.size(); })
+      .def_prop_ro("raw_bytes", [](const Save& self) { return self.written().raw_bytes; })
+      .def_prop_ro("written_bytes", [](const Save& self) { return self.written().written_bytes; })
+      .def_prop_ro("written_pages", [](const Save& self) { return self.written().written_pages; });
+}
+
+}  // namespace tierload
