@@ -9,7 +9,7 @@ std::vector<Record> Catalog::records_after(uint64_t lsn, std::vector<std::string
   std::vector<Record> newest_first;
   JournalLink until = last_;
   while (until.lsn > lsn && until.name != JournalName{}) {
-    auto scan = scan_journal(*storage_, until.name, &store_id_);
+    auto scan = scan_journal(*storage_, until.name, &store_id_, lock_ == nullptr);
     if (!scan) {
       if (!storage_->size(until.name.path('c')) && !storage_->size(until.name.path('m'))) break;  // collected
       throw CorruptError(storage_->name() + ": " + until.name.path('c') + " and its mirror are damaged: the history " +

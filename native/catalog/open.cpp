@@ -181,7 +181,7 @@ Catalog::Found Catalog::find_journal(JournalName base, const StoreId* expected) 
   std::reverse(names.begin(), names.end());
   for (const JournalName& name : names) {
     if (name < base) break;
-    found.scan = scan_journal(*storage_, name, expected);
+    found.scan = scan_journal(*storage_, name, expected, lock_ == nullptr);
     if (found.scan && found.scan->records.empty()) {
       found.damage = found.scan->damage;
       found.scan.reset();

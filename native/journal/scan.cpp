@@ -1,15 +1,22 @@
 // Reading a journal from its two copies.
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstring>
+#include <limits>
 #include <set>
+#include <thread>
 
 #include "journal/record.h"
 #include "tierload/bytes.h"
 #include "tierload/digest.h"
 
+using namespace std::chrono_literals;
+
 namespace tierload {
 namespace {
+
+constexpr uint64_t whole_file = std::numeric_limits<uint64_t>::max();
 
 // "c-<8 hex>-<8 hex>"; anything else is not ours and is ignored.
 std::optional<JournalName> parse_name(std::string_view file) {
@@ -91,7 +98,9 @@ std::vector<JournalName> list_journals(Storage& storage) {
   return {names.begin(), names.end()};
 }
 
-static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, const StoreId* expected) {
+// Differences between the copies are told as far as `compared` bytes.
+static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, const StoreId* expected,
+                                            uint64_t compared) {
   std::array<Copy, 2> copies{read_copy(storage, name, 'c'), read_copy(storage, name, 'm')};
   JournalScan scan;
   std::optional<JournalHeader> header;
@@ -152,7 +161,7 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   if (scan.records.empty() && scan.damage.empty()) return std::nullopt;
   // Both copies were written alike, so bytes that differ below the end are damage in one of them.
   if (copies[0].present && copies[1].present) {
-    const uint64_t compared = scan.end_offset;
+    compared = std::min(compared, scan.end_offset);
     for (const Copy& copy : copies) {
       if (copy.bytes.size() < compared) scan.warnings.push_back(name.path(copy.letter) + ": shorter than its mirror");
     }
@@ -164,12 +173,20 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   return scan;
 }
 
-std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected) {
-  constexpr int attempts = 3;  // a writer may be between its two copies just now: that is no difference to report
-  for (int attempt = 1;; ++attempt) {
-    auto scan = scan_once(storage, name, expected);
-    if (!scan || scan->warnings.empty() || attempt == attempts) return scan;
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected, bool live) {
+  auto scan = scan_once(storage, name, expected, whole_file);
+  // A writer may be between its two copies just now. Whatever one had at first, both have soon; what still differs
+  // below there is worth a warning.
+  constexpr std::chrono::milliseconds waits[] = {0ms, 1ms, 20ms};
+  if (live && scan) {
+    const uint64_t settled = scan->end_offset;
+    for (const auto wait : waits) {
+      if (!scan || scan->warnings.empty()) break;
+      std::this_thread::sleep_for(wait);
+      scan = scan_once(storage, name, expected, settled);
+    }
   }
+  return scan;
 }
 
 void sync_journal(Storage& storage, JournalName name) {

@@ -75,8 +75,9 @@ struct JournalScan {
 
 // Reads both copies of a journal; nothing when neither has a valid header and SNAPSHOT (an interrupted open). When the
 // SNAPSHOT is lost but later records show that it had been acknowledged, there are no records, and `damage` says so.
-// Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null.
-std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected);
+// Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null. With
+// `live`, another process may be writing: what it has not put into both copies yet gives no warning.
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected, bool live);
 
 // Makes both copies durable as they are, so that what a reader shows cannot be lost by a power cut.
 void sync_journal(Storage& storage, JournalName name);
