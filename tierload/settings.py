@@ -18,8 +18,8 @@ class Settings:
     or ``"off"``. ``page_bytes``: raw bytes of a page, a power of two from 4 KiB to 16 MiB. ``pack_below_bytes``: chunks
     smaller than this share packed pages. ``max_segment_size_mb``: a segment file ends at this size. ``threads``:
     workers that hash and encode (1: the calling thread alone; 0: one per processor that this process may use, at most
-    16). ``full_every``: every that many
-    commits all pages are written afresh, so that one rotten page is not in every commit (0: never).
+    16). ``full_every``: every that many commits all pages are written afresh, so that one rotten page is not in every
+    commit (0: never).
     """
 
     compression: Literal["off", "fast", "small"] = "fast"

@@ -18,7 +18,7 @@ _SHOWN = 5  # commits that an error lists
 
 def _meta(record: _native.CommitRecord) -> dict[str, object]:
     try:
-        meta = json.loads(record.meta or b"{}")
+        meta = json.loads((record.meta or b"{}").decode())
     except (ValueError, RecursionError) as error:
         raise CorruptStore(f"commit {record.id[:12]} (step {record.step}): its meta is no JSON: {error}") from None
     if not isinstance(meta, dict):

@@ -92,8 +92,11 @@ class Store:
             raise
         self.warnings = tuple(self._native.warnings)
         self.damage = self._native.damage
+
+    @property
+    def _threads(self) -> int:
         workers = self.settings.threads or min(len(os.sched_getaffinity(0)), _THREADS_MAX)
-        self._threads = workers if workers > 1 else 0  # one worker needs no thread of its own
+        return workers if workers > 1 else 0  # one worker needs no thread of its own
 
     # What there is
 
