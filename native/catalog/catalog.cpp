@@ -28,7 +28,8 @@ Transaction::Transaction(Catalog& catalog, uint64_t txid) : catalog_(catalog), t
 Transaction::~Transaction() {
   catalog_.in_transaction_ = false;
   if (committed_ || catalog_.owner_ != getpid()) return;  // a forked child's copy owns nothing
-  segment_files_.clear();
+  appender_ = nullptr;
+  segment_ = nullptr;
   manifest_files_.clear();
   for (const std::string& path : paths_) {
     try {
@@ -39,31 +40,42 @@ Transaction::~Transaction() {
   }
 }
 
-File& Transaction::create_segment(SegmentRow& row) {
+void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
   catalog_.check_usable();
+  close_segment();
   row = {catalog_.epoch_, txid_, 0, segments_++, 0};
-  // One open segment is enough: the one before is full, so it can be made durable, which spreads the flushes too.
-  if (!segment_files_.empty() && catalog_.options_.mutant != Mutant::no_segment_sync) {
-    try {
-      segment_files_.back()->sync();
-    } catch (const IoError& error) {
-      catalog_.fail(error, true);
-      throw;
-    }
-  }
-  segment_files_.clear();
-  segment_files_.push_back(catalog_.storage_->open(row.path(), OpenMode::create));
-  paths_.push_back(row.path());
-  return *segment_files_.back();
+  const std::string path = row.path();
+  segment_ = catalog_.storage_->open(path, OpenMode::create);
+  paths_.push_back(path);
+  appender_ = catalog_.storage_->append(*segment_, path, expected);
 }
 
-void Transaction::write(File& file, uint64_t offset, std::span<const Bytes> parts) {
+void Transaction::append(std::span<const Bytes> parts) {
   try {
-    file.write(offset, parts);
+    appender_->append(parts);
   } catch (const IoError& error) {
     catalog_.fail(error, false);
     throw;
   }
+}
+
+// A full segment is made durable at once, so that one open file is enough, and flushes are spread.
+void Transaction::close_segment() {
+  if (!segment_) return;
+  try {
+    appender_->finish();
+  } catch (const IoError& error) {
+    catalog_.fail(error, false);
+    throw;
+  }
+  try {
+    if (catalog_.options_.mutant != Mutant::no_segment_sync) segment_->sync();
+  } catch (const IoError& error) {
+    catalog_.fail(error, true);
+    throw;
+  }
+  appender_ = nullptr;
+  segment_ = nullptr;
 }
 
 RootRow Transaction::write_manifest(ManifestParts parts) {
@@ -75,8 +87,12 @@ RootRow Transaction::write_manifest(ManifestParts parts) {
   for (const std::string& copy : {path, path + ".m"}) {
     manifest_files_.push_back(catalog_.storage_->open(copy, OpenMode::create));
     paths_.push_back(copy);
-    const Bytes whole = encoded.file;
-    write(*manifest_files_.back(), 0, std::span(&whole, 1));
+    try {
+      manifest_files_.back()->write(0, encoded.file);
+    } catch (const IoError& error) {
+      catalog_.fail(error, false);
+      throw;
+    }
   }
   RootRow row;
   row.rank = parts.rank;
@@ -91,15 +107,13 @@ CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags
   Catalog& catalog = catalog_;
   catalog.check_usable();
   const Mutant mutant = catalog.options_.mutant;
+  close_segment();
   try {
-    if (mutant != Mutant::no_segment_sync) {
-      for (const auto& file : segment_files_) file->sync();
-    }
     if (mutant != Mutant::no_manifest_sync) {
       for (const auto& file : manifest_files_) file->sync();
     }
     if (mutant != Mutant::no_directory_sync) {
-      if (!segment_files_.empty()) catalog.storage_->sync_dir("seg");
+      if (segments_ > 0) catalog.storage_->sync_dir("seg");
       if (!manifest_files_.empty()) catalog.storage_->sync_dir("man");
     }
   } catch (const IoError& error) {

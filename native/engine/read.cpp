@@ -2,7 +2,6 @@
 // that goes whole to one place is read straight into it.
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -53,6 +52,7 @@ class PageReader {
     });
     group();
     const size_t workers = std::min<size_t>(threads, groups_.size());
+    fetch_ = storage_.fetch(segment_paths(), ranges(), static_cast<unsigned>(std::max<size_t>(workers, 1)));
     if (workers <= 1) {
       work();
     } else {
@@ -67,24 +67,6 @@ class PageReader {
   }
 
  private:
-  // The file that a worker reads from: groups are sorted by segment, so one at a time is enough.
-  struct Source {
-    uint32_t segment = 0xFFFFFFFF;
-    std::unique_ptr<File> file;
-    std::string problem;  // why there is none
-  };
-
-  void open_segment(Source& source, uint32_t segment) const {
-    if (source.segment == segment) return;
-    source = {segment, nullptr, ""};
-    try {
-      source.file = storage_.open(manifest_.segments()[segment].path(), OpenMode::read);
-    } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;
-      source.problem = error.code == ENOENT ? "the segment is missing" : error.what();
-    }
-  }
-
   // A raw page that goes whole to one place needs no buffer, so it is a group of its own.
   bool direct(const Want& want) const {
     const PageRow& row = rows_[want.page];
@@ -125,48 +107,45 @@ class PageReader {
     }
   }
 
+  std::vector<std::string> segment_paths() const {
+    std::vector<std::string> paths;
+    for (const SegmentRow& segment : manifest_.segments()) paths.push_back(segment.path());
+    return paths;
+  }
+
+  std::vector<Fetch::Range> ranges() {
+    std::vector<Fetch::Range> out;
+    for (const Group& group : groups_) {
+      const Want& first = wants_[group.first];
+      Fetch::Range range{rows_[first.page].segment, group.offset, group.length, nullptr};
+      if (direct(first)) range.into = parts_[first.first_part].into.data();
+      out.push_back(range);
+    }
+    return out;
+  }
+
   void work() {
     CodecScratch scratch;
-    Source source;
-    std::vector<std::byte> stored;
     std::vector<std::byte> raw;
     while (!stop_) {
-      const size_t number = next_group_++;
-      if (number >= groups_.size()) return;
-      read_group(groups_[number], source, scratch, stored, raw);
+      const auto arrival = fetch_->next();
+      if (!arrival) return;
+      use(*arrival, groups_[arrival->range], scratch, raw);
+      fetch_->release(*arrival);
     }
   }
 
-  void read_group(const Group& group, Source& source, CodecScratch& scratch, std::vector<std::byte>& stored,
-                  std::vector<std::byte>& raw) {
-    const Want& first = wants_[group.first];
-    open_segment(source, rows_[first.page].segment);
-    const bool straight = direct(first);
-    MutableBytes into;
-    if (straight) {
-      touched_[first.first_part] = 1;
-      into = parts_[first.first_part].into;
-    } else {
-      if (stored.size() < group.length) stored.resize(group.length);
-      into = MutableBytes(stored).first(group.length);
-    }
-    size_t got = 0;
-    std::string problem = source.problem;
-    if (source.file) {
-      try {
-        got = source.file->read(group.offset, into);
-      } catch (const IoError& error) {
-        problem = error.what();
-      }
-    }
+  void use(const Fetch::Arrival& arrival, const Group& group, CodecScratch& scratch, std::vector<std::byte>& raw) {
+    const bool straight = direct(wants_[group.first]);
+    if (straight) touched_[wants_[group.first].first_part] = 1;
     for (size_t i = group.first; i < group.end && !stop_; ++i) {
       const Want& want = wants_[i];
       const PageRow& row = rows_[want.page];
       const uint64_t at = row.offset - group.offset;
       try {
-        if (!problem.empty()) throw CorruptError(problem);
-        if (at + extent(row) > got) throw CorruptError("the segment ends inside the page");
-        finish(want, Bytes(into).subspan(at, extent(row)), straight, scratch, raw);
+        if (!arrival.error.empty()) throw CorruptError(arrival.error);
+        if (at + extent(row) > arrival.bytes.size()) throw CorruptError("the segment ends inside the page");
+        finish(want, arrival.bytes.subspan(at, extent(row)), straight, scratch, raw);
       } catch (const CorruptError& error) {
         const std::lock_guard guard(mutex_);
         failures_.push_back({want.page, manifest_.segments()[row.segment].path(), row.offset, error.what()});
@@ -224,7 +203,7 @@ class PageReader {
   std::vector<Want> wants_;
   std::vector<Group> groups_;
   bool stop_at_first_ = true;
-  std::atomic<size_t> next_group_{0};
+  std::unique_ptr<Fetch> fetch_;
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::vector<PageFailure> failures_;

@@ -73,6 +73,9 @@ class PageWriter {
         own_table_(sources.size()),
         slots_(slot_count(sources, options.threads)) {
     result_.pages.resize(sources.size());
+    for (const PageSource& source : sources) {
+      for (const SourcePart& part : source.parts) bytes_left_ += part.length;
+    }
     if (!parent_) return;
     for (uint32_t i = 0; i < parent_->pages().size(); ++i) parent_table_.insert(parent_->pages()[i].raw_digest, i);
     parent_segment_.assign(parent_->segments().size(), none);
@@ -89,16 +92,15 @@ class PageWriter {
     } else {
       run_threads();
     }
-    if (file_) result_.segments[open_segment_].size = offset_;
+    if (segment_open_) result_.segments[open_segment_].size = offset_;
     return std::move(result_);
   }
 
  private:
   static constexpr uint32_t none = 0xFFFFFFFF;
 
-  // Placed pages that lie back to back in the open segment and are not written yet.
+  // Placed pages that are not written yet.
   struct Run {
-    uint64_t offset = 0;
     uint64_t length = 0;
     std::vector<Bytes> parts;
   };
@@ -161,18 +163,17 @@ class PageWriter {
       }
     }
     result_.pages[page] = at.row;
+    bytes_left_ -= at.row.raw_length;
   }
 
   void put(Slot& at) {
     const uint64_t length = round_up(at.row.stored_length, sector);
-    if (file_ && offset_ + length > options_.segment_bytes) {
+    if (!segment_open_ || offset_ + length > options_.segment_bytes) {
       flush();  // before the transaction closes the full segment
-      result_.segments[open_segment_].size = offset_;
-      file_ = nullptr;
-    }
-    if (!file_) {
+      if (segment_open_) result_.segments[open_segment_].size = offset_;
       SegmentRow row;
-      file_ = &transaction_.create_segment(row);
+      transaction_.open_segment(row, std::min(options_.segment_bytes, bytes_left_));
+      segment_open_ = true;
       open_segment_ = static_cast<uint32_t>(result_.segments.size());
       result_.segments.push_back(row);
       offset_ = 0;
@@ -180,7 +181,6 @@ class PageWriter {
     at.row.segment = open_segment_;
     at.row.offset = offset_;
     if (pending_.length + length > write_call_bytes) flush();
-    if (pending_.parts.empty()) pending_.offset = offset_;
     pending_.length += length;
     pending_.parts.push_back(at.encoded.bytes);
     if (length > at.row.stored_length) pending_.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
@@ -191,7 +191,7 @@ class PageWriter {
 
   void flush() {
     if (pending_.parts.empty()) return;
-    transaction_.write(*file_, pending_.offset, pending_.parts);
+    transaction_.append(pending_.parts);
     pending_ = {};
   }
 
@@ -272,7 +272,8 @@ class PageWriter {
   std::vector<uint32_t> parent_segment_;  // the parent's segment number -> ours
   std::vector<Slot> slots_;
   WriteResult result_;
-  File* file_ = nullptr;
+  bool segment_open_ = false;
+  uint64_t bytes_left_ = 0;  // raw, of pages that have no place yet
   Run pending_;
   uint32_t open_segment_ = 0;
   uint64_t offset_ = 0;

@@ -47,10 +47,11 @@ class Transaction {
   Transaction& operator=(const Transaction&) = delete;
 
   uint64_t txid() const { return txid_; }
-  // A new segment file of rank 0; it is synced by commit(). `row.size` is filled in by the caller.
-  File& create_segment(SegmentRow& row);
-  // Writes into a file of this transaction; a failure other than a full disk poisons the catalog.
-  void write(File& file, uint64_t offset, std::span<const Bytes> parts);
+  // Begins a new segment file of rank 0, for about `expected` bytes; the one before is complete. `row.size` is filled
+  // in by the caller. A failure here and below, other than a full disk, poisons the catalog.
+  void open_segment(SegmentRow& row, uint64_t expected);
+  // Puts whole blocks of 4 KiB behind what the open segment has; the parts may be reused when it returns.
+  void append(std::span<const Bytes> parts);
   // Writes one rank's manifest shard and its mirror. Fills in epoch, txid of `parts`.
   RootRow write_manifest(ManifestParts parts);
   // Makes everything durable and commits, with `tags` moved to the new commit in the same sync group. `draft` needs
@@ -60,11 +61,13 @@ class Transaction {
  private:
   friend class Catalog;
   Transaction(Catalog& catalog, uint64_t txid);
+  void close_segment();
   Catalog& catalog_;
   uint64_t txid_;
   uint32_t segments_ = 0;
   bool committed_ = false;
-  std::vector<std::unique_ptr<File>> segment_files_;
+  std::unique_ptr<File> segment_;  // the open one
+  std::unique_ptr<Appender> appender_;
   std::vector<std::unique_ptr<File>> manifest_files_;
   std::vector<std::string> paths_;
 };
@@ -102,7 +105,8 @@ class Catalog {
   void flush();
   // Flushes, and lets go of the store even while somebody still holds this object.
   void close();
-  // A commit with an earlier state, as state_at() gives it: its head's manifest and its values. The manifest is checked.
+  // A commit with an earlier state, as state_at() gives it: its head's manifest and its values. The manifest is
+  // checked.
   CommitPtr rollback(const CatalogState& target, const std::string& meta);
 
   // Drops commits, then frees what nobody references. Refuses the head, tagged commits, and a rollback whose

@@ -74,6 +74,41 @@ class File {
   void write(uint64_t offset, Bytes data) { write(offset, std::span<const Bytes>(&data, 1)); }
 };
 
+// Writes a new file from front to back.
+class Appender {
+ public:
+  virtual ~Appender() = default;
+  // The parts may be reused when it returns, but their bytes may still be on their way: a failure is thrown by this
+  // call, a later one, or finish(). Every call moves whole blocks of 4 KiB.
+  virtual void append(std::span<const Bytes> parts) = 0;
+  // Waits until the file holds everything that was appended and nothing else; only sync() makes that durable. To be
+  // destroyed without it gives the file up.
+  virtual void finish() = 0;
+};
+
+// Ranges of files that are being read, as many at a time as suits the device. Threads take them as they arrive.
+class Fetch {
+ public:
+  struct Range {
+    uint32_t file = 0;  // an index into the names
+    uint64_t offset = 0;
+    uint64_t length = 0;
+    std::byte* into = nullptr;  // room for it, written by next() alone; without, memory of the fetch's own
+  };
+  struct Arrival {
+    size_t range = 0;
+    Bytes bytes;        // what there was before the end of the file
+    std::string error;  // why there is nothing, for a person; "" when it was read
+    size_t slot = 0;    // the implementation's
+  };
+  virtual ~Fetch() = default;
+  // Waits for a range that nobody has taken, in any order; nothing when all are. Throws IoError only for a failure that
+  // has nothing to do with the file (no descriptors left, ...).
+  virtual std::optional<Arrival> next() = 0;
+  // The thread that took it has done with its bytes.
+  virtual void release(const Arrival& arrival) = 0;
+};
+
 class Storage {
  public:
   virtual ~Storage() = default;
@@ -90,6 +125,11 @@ class Storage {
   virtual void sync_dir(const std::string& dir) = 0;
   // Removes a file; absent is fine (returns false).
   virtual bool remove(const std::string& path) = 0;
+  // Fills `file`, which was created as `path` and is empty, with about `expected` bytes; it outlives the appender.
+  virtual std::unique_ptr<Appender> append(File& file, const std::string& path, uint64_t expected);
+  // Reads ranges, best sorted by file and offset. `threads` will take them. What `into` points to stays valid.
+  virtual std::unique_ptr<Fetch> fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges,
+                                       unsigned threads);
   virtual uint64_t free_bytes() = 0;
   // Bytes that a file takes on the device (holes take none); 0 when it is absent.
   virtual uint64_t allocated(const std::string& path) = 0;
@@ -99,6 +139,14 @@ class Storage {
 
 // Plain system calls on a directory.
 std::unique_ptr<Storage> posix_storage(const std::string& directory);
+
+// The same, with data moved by io_uring past the page cache. Throws UnsupportedError, which says why, where the kernel,
+// a sandbox or the file system has no part in it; the directory must exist.
+struct DirectOptions {
+  uint32_t block_bytes = 1u << 20;  // of one transfer; a multiple of 4 KiB
+  uint32_t depth = 8;               // transfers on their way at a time
+};
+std::unique_ptr<Storage> direct_storage(const std::string& directory, const DirectOptions& options);
 
 // Wraps another storage and makes chosen calls fail. Counts every call (reads and writes, metadata too).
 struct Fault {

@@ -1,0 +1,115 @@
+// Appending and fetching by plain reads and writes: what every storage can do.
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+#include "tierload/error.h"
+#include "tierload/storage.h"
+
+namespace tierload {
+namespace {
+
+class PlainAppender : public Appender {
+ public:
+  explicit PlainAppender(File& file) : file_(file) {}
+
+  void append(std::span<const Bytes> parts) override {
+    file_.write(offset_, parts);
+    for (const Bytes part : parts) offset_ += part.size();
+  }
+  void finish() override {}
+
+ private:
+  File& file_;
+  uint64_t offset_ = 0;
+};
+
+class PlainFetch : public Fetch {
+ public:
+  PlainFetch(Storage& storage, std::vector<std::string> files, std::vector<Range> ranges)
+      : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)) {}
+
+  std::optional<Arrival> next() override {
+    const size_t number = next_++;
+    if (number >= ranges_.size()) return std::nullopt;
+    const Range& range = ranges_[number];
+    Arrival arrival{number, {}, "", 0};
+    const auto file = open(range.file, arrival.error);
+    if (!file) return arrival;
+    MutableBytes into(range.into, range.length);
+    if (range.into == nullptr) into = borrow(range.length, arrival.slot);
+    try {
+      arrival.bytes = into.first(file->read(range.offset, into));
+    } catch (const IoError& error) {
+      arrival.error = error.what();
+    }
+    return arrival;
+  }
+
+  void release(const Arrival& arrival) override {
+    if (ranges_[arrival.range].into != nullptr) return;
+    const std::lock_guard guard(mutex_);
+    free_.push_back(arrival.slot);
+  }
+
+ private:
+  // Ranges come sorted by file, so the newest file is enough; whoever still reads from an older one holds it.
+  std::shared_ptr<File> open(uint32_t number, std::string& error) {
+    const std::lock_guard guard(mutex_);
+    if (number == opened_) {
+      error = problem_;
+      return file_;
+    }
+    opened_ = number;
+    file_ = nullptr;
+    problem_.clear();
+    try {
+      file_ = storage_.open(files_[number], OpenMode::read);
+    } catch (const IoError& failure) {
+      if (!failure.unusable_file()) {
+        opened_ = none;
+        throw;
+      }
+      problem_ = failure.code == ENOENT ? "the segment is missing" : failure.what();
+    }
+    error = problem_;
+    return file_;
+  }
+
+  MutableBytes borrow(uint64_t length, size_t& slot) {
+    const std::lock_guard guard(mutex_);
+    if (free_.empty()) {
+      free_.push_back(buffers_.size());
+      buffers_.emplace_back();
+    }
+    slot = free_.back();
+    free_.pop_back();
+    auto& buffer = buffers_[slot];
+    if (buffer.size() < length) buffer.resize(length);
+    return MutableBytes(buffer).first(length);
+  }
+
+  static constexpr uint32_t none = 0xFFFFFFFF;
+  Storage& storage_;
+  const std::vector<std::string> files_;
+  const std::vector<Range> ranges_;
+  std::atomic<size_t> next_{0};
+  std::mutex mutex_;
+  uint32_t opened_ = none;
+  std::shared_ptr<File> file_;
+  std::string problem_;
+  std::deque<std::vector<std::byte>> buffers_;  // by slot; they stay where they are
+  std::vector<size_t> free_;
+};
+
+}  // namespace
+
+std::unique_ptr<Appender> Storage::append(File& file, const std::string&, uint64_t) {
+  return std::make_unique<PlainAppender>(file);
+}
+
+std::unique_ptr<Fetch> Storage::fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges, unsigned) {
+  return std::make_unique<PlainFetch>(*this, std::move(files), std::move(ranges));
+}
+
+}  // namespace tierload
