@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "tests/simulated.h"
+#include "tests/power_cut.h"
 #include "tierload/bytes.h"
 
 namespace tierload {
