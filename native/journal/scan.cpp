@@ -1,5 +1,6 @@
 // Reading a journal from its two copies.
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <set>
@@ -113,7 +114,9 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   }
   if (!header) return std::nullopt;
   scan.header = *header;
-  for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = decode_header(copies[i].bytes, name).has_value();
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!decode_header(copies[i].bytes, name)) scan.gaps.push_back({i, 0, sector});
+  }
   uint64_t offset = sector;
   uint64_t lsn = header->first_lsn;
   uint32_t previous_crc = header->predecessor.crc;
@@ -130,15 +133,18 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
       holds[i] = found.has_value();
     }
     if (!head) break;
-    for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = scan.whole[i] && holds[i];
     Record record{static_cast<RecordType>(head->type), head->flags, head->lsn, head->txid, head->time, {}};
     const Bytes payload = from->bytes.subspan(offset + sizeof *head, head->payload_length);
     record.payload.assign(payload.begin(), payload.end());
     scan.records.push_back(std::move(record));
     scan.end = {name, lsn, head->crc};
+    const uint64_t begin = offset;
     offset += record_size(head->payload_length);
     scan.end_offset = offset;
     if (head->flags & record_last_of_group) offset = round_up(offset, sector);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (!holds[i]) scan.gaps.push_back({i, begin, offset - begin});
+    }
     previous_crc = head->crc;
     ++lsn;
   }
@@ -172,15 +178,33 @@ std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, cons
   }
 }
 
+// A copy whose name a crash has lost is made again when it is to be written. Nothing when it cannot be opened: then
+// what was read came from the other one.
+static std::unique_ptr<File> open_copy(Storage& storage, JournalName name, char letter, OpenMode mode) {
+  try {
+    return storage.open(name.path(letter), mode);
+  } catch (const IoError& error) {
+    if (!error.unusable_file()) throw;
+    if (error.code != ENOENT || mode == OpenMode::read) return nullptr;
+    return storage.open(name.path(letter), OpenMode::create);
+  }
+}
+
+void complete_journal(Storage& storage, const JournalScan& scan) {
+  // Only what is missing is written: a torn write must not touch acknowledged records.
+  for (const JournalGap& gap : scan.gaps) {
+    const auto file = open_copy(storage, scan.header.name, "cm"[gap.copy], OpenMode::read_write);
+    if (!file) continue;
+    std::vector<std::byte> bytes(gap.length);
+    bytes.resize(storage.open(scan.header.name.path("mc"[gap.copy]), OpenMode::read)->read(gap.offset, bytes));
+    file->write(gap.offset, Bytes(bytes));
+  }
+  sync_journal(storage, scan.header.name);
+}
+
 void sync_journal(Storage& storage, JournalName name) {
   for (const char letter : {'c', 'm'}) {
-    std::unique_ptr<File> file;
-    try {
-      file = storage.open(name.path(letter), OpenMode::read);
-    } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;  // what was read came from the other copy
-    }
-    if (file) file->sync();
+    if (const auto file = open_copy(storage, name, letter, OpenMode::read)) file->sync();
   }
   storage.sync_dir("wal");
 }

@@ -63,12 +63,19 @@ struct JournalHeader {
 // Journals that have at least one copy, oldest first.
 std::vector<JournalName> list_journals(Storage& storage);
 
+// What one copy (0: `c`, 1: `m`) lacks and the other has: the header, or a record and what pads it.
+struct JournalGap {
+  size_t copy;
+  uint64_t offset;
+  uint64_t length;
+};
+
 struct JournalScan {
   JournalHeader header;
   std::vector<Record> records;        // the first one is the SNAPSHOT
   JournalLink end;                    // the last valid record
   uint64_t end_offset = 0;            // behind it
-  std::array<bool, 2> whole{};        // whether `c`, and `m`, has every record by itself
+  std::vector<JournalGap> gaps;       // of what counts, up to `end`
   std::string damage;                 // not empty: acknowledged records after `end` are lost
   std::vector<std::string> warnings;  // what one copy had to give because the other was damaged
 };
@@ -77,6 +84,9 @@ struct JournalScan {
 // SNAPSHOT is lost but later records show that it had been acknowledged, there are no records, and `damage` says so.
 // Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null.
 std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected);
+
+// Gives each copy what only the other one has, and makes both durable.
+void complete_journal(Storage& storage, const JournalScan& scan);
 
 // Makes both copies durable as they are, so that what a reader shows cannot be lost by a power cut.
 void sync_journal(Storage& storage, JournalName name);
