@@ -118,7 +118,7 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
     // The new journal's header names the last record of this one, which its writer may have had in one copy only, and
     // not synced, when it was killed: without this, the loss of that copy or a power cut would leave history with a
     // link to a record that is gone.
-    complete_journal(disk, *found.scan);
+    if (catalog->options_.mutant != Mutant::loose_link) complete_journal(disk, *found.scan);
   } else if (!found.damage.empty()) {
     throw CorruptError(disk.name() + ": " + found.damage + ", and no older journal is whole");
   } else if (catalog->base_ != JournalName{}) {
@@ -183,6 +183,7 @@ Catalog::Found Catalog::find_journal(JournalName base, const StoreId* expected) 
   for (const JournalName& name : names) {
     if (name < base) break;
     found.scan = scan_journal(*storage_, name, expected);
+    if (found.scan && options_.mutant == Mutant::damage_is_tail) found.scan->damage.clear();
     if (found.scan && found.scan->records.empty()) {
       found.damage = found.scan->damage;
       found.scan.reset();
