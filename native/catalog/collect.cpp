@@ -140,7 +140,7 @@ void Catalog::remove_old_journals(CollectResult& result) {
   // A journal is needed while it holds records after the oldest commit: rollbacks undo them.
   bool needed = true;
   for (JournalLink link = last_; link.name != JournalName{};) {
-    const auto scan = scan_journal(*storage_, link.name, &store_id_, lock_ == nullptr);
+    const auto scan = this->scan(link.name, &store_id_);
     if (!scan) break;
     const JournalName name = link.name;
     link = scan->header.predecessor;

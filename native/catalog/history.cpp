@@ -1,15 +1,41 @@
 // Reading history back out of the journals that are kept.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "tierload/catalog.h"
 
+using namespace std::chrono_literals;
+
 namespace tierload {
+
+// A writer beside a reader may be between its two copies just now. Whatever one had at first, both have soon; what
+// still differs below there, or differs while nobody writes, is worth a warning.
+std::optional<JournalScan> Catalog::scan(JournalName name, const StoreId* expected) const {
+  auto scan = scan_journal(*storage_, name, expected);
+  const auto written_meanwhile = [&] {
+    if (lock_ || !scan || scan->warnings.empty()) return false;
+    try {
+      return storage_->open("LOCK", OpenMode::read)->locked();
+    } catch (const IoError& error) {
+      if (!error.unusable_file()) throw;
+      return false;  // a copy of a store may lack it
+    }
+  };
+  for (const auto wait : {0ms, 1ms, 10ms, 100ms}) {
+    if (!written_meanwhile()) break;
+    const uint64_t settled = scan->end_offset;
+    std::this_thread::sleep_for(wait);
+    scan = scan_journal(*storage_, name, expected, settled);
+  }
+  return scan;
+}
 
 std::vector<Record> Catalog::records_after(uint64_t lsn, std::vector<std::string>* warnings) const {
   std::vector<Record> newest_first;
   JournalLink until = last_;
   while (until.lsn > lsn && until.name != JournalName{}) {
-    auto scan = scan_journal(*storage_, until.name, &store_id_, lock_ == nullptr);
+    auto scan = this->scan(until.name, &store_id_);
     if (!scan) {
       if (!storage_->size(until.name.path('c')) && !storage_->size(until.name.path('m'))) break;  // collected
       throw CorruptError(storage_->name() + ": " + until.name.path('c') + " and its mirror are damaged: the history " +

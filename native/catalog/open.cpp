@@ -114,10 +114,11 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
 
   const Found found = catalog->find_journal(catalog->base_, &catalog->store_id_);
   if (found.scan) {
-    // The new journal's header names the last record of this one, which its writer may not have synced before it was
-    // killed: without this, a power cut would leave history with a link to a record that is gone.
-    ::tierload::sync_journal(disk, found.scan->header.name);
     catalog->replay(found, true);
+    // The new journal's header names the last record of this one, which its writer may have had in one copy only, and
+    // not synced, when it was killed: without this, the loss of that copy or a power cut would leave history with a
+    // link to a record that is gone.
+    if (catalog->options_.mutant != Mutant::loose_link) complete_journal(disk, *found.scan);
   } else if (!found.damage.empty()) {
     throw CorruptError(disk.name() + ": " + found.damage + ", and no older journal is whole");
   } else if (catalog->base_ != JournalName{}) {
@@ -181,7 +182,8 @@ Catalog::Found Catalog::find_journal(JournalName base, const StoreId* expected) 
   std::reverse(names.begin(), names.end());
   for (const JournalName& name : names) {
     if (name < base) break;
-    found.scan = scan_journal(*storage_, name, expected, lock_ == nullptr);
+    found.scan = scan(name, expected);
+    if (found.scan && options_.mutant == Mutant::damage_is_tail) found.scan->damage.clear();
     if (found.scan && found.scan->records.empty()) {
       found.damage = found.scan->damage;
       found.scan.reset();
@@ -303,29 +305,15 @@ void Catalog::remove_leftovers(const Found& found) {
     }
   }
   if (!found.scan) return;
-  // The previous journal is history now: cut the zeros (or the torn tail) behind its end, and give a copy that lacks
-  // something (its writer was killed between the two) what its mirror has, so that history keeps two copies.
+  // The previous journal is history now: cut the zeros (or the torn tail) behind its end.
   const uint64_t end = round_up(found.scan->end_offset, sector);
-  const JournalName name = found.scan->header.name;
-  const auto open_copy = [&](size_t i, OpenMode mode) -> std::unique_ptr<File> {
+  for (const char copy : {'c', 'm'}) {
     try {
-      return storage_->open(name.path("cm"[i]), mode);
+      const auto file = storage_->open(found.scan->header.name.path(copy), OpenMode::read_write);
+      if (file->size() > end) file->truncate(end);
     } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;
-      return nullptr;  // its mirror was used
+      if (!error.unusable_file()) throw;  // its mirror was used
     }
-  };
-  for (const size_t i : {size_t{0}, size_t{1}}) {
-    const auto file = open_copy(i, OpenMode::read_write);
-    if (!file) continue;
-    const auto mirror = found.scan->whole[i] ? nullptr : open_copy(1 - i, OpenMode::read);
-    if (mirror && found.scan->whole[1 - i]) {
-      std::vector<std::byte> bytes(end);
-      bytes.resize(mirror->read(0, bytes));
-      file->write(0, Bytes(bytes));
-      file->sync();
-    }
-    if (file->size() > end) file->truncate(end);
   }
 }
 

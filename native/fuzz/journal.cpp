@@ -206,7 +206,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   storage->open(name.path('c'), OpenMode::create)->write(0, Bytes(copies[0]));
   storage->open(name.path('m'), OpenMode::create)->write(0, Bytes(copies[1]));
   try {
-    if (const auto scan = scan_journal(*storage, name, nullptr, false)) replay(scan->records);
+    if (const auto scan = scan_journal(*storage, name, nullptr)) replay(scan->records);
   } catch (const Error& error) {
     require(std::strlen(error.what()) != 0, "an error without a message");
   }

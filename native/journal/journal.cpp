@@ -82,7 +82,7 @@ void Journal::write_both(uint64_t offset, Bytes data) {
 
 void Journal::sync_both() {
   main_->sync();
-  mirror_->sync();
+  if (options_.mutant != Mutant::no_mirror_sync) mirror_->sync();
 }
 
 }  // namespace tierload

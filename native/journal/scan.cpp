@@ -1,22 +1,16 @@
 // Reading a journal from its two copies.
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstring>
-#include <limits>
 #include <set>
-#include <thread>
 
 #include "journal/record.h"
 #include "tierload/bytes.h"
 #include "tierload/digest.h"
 
-using namespace std::chrono_literals;
-
 namespace tierload {
 namespace {
-
-constexpr uint64_t whole_file = std::numeric_limits<uint64_t>::max();
 
 // "c-<8 hex>-<8 hex>"; anything else is not ours and is ignored.
 std::optional<JournalName> parse_name(std::string_view file) {
@@ -98,9 +92,8 @@ std::vector<JournalName> list_journals(Storage& storage) {
   return {names.begin(), names.end()};
 }
 
-// Differences between the copies are told as far as `compared` bytes.
-static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, const StoreId* expected,
-                                            uint64_t compared) {
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected,
+                                        uint64_t compared) {
   std::array<Copy, 2> copies{read_copy(storage, name, 'c'), read_copy(storage, name, 'm')};
   JournalScan scan;
   std::optional<JournalHeader> header;
@@ -122,7 +115,9 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   }
   if (!header) return std::nullopt;
   scan.header = *header;
-  for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = decode_header(copies[i].bytes, name).has_value();
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!decode_header(copies[i].bytes, name)) scan.gaps.push_back({i, 0, sector});
+  }
   uint64_t offset = sector;
   uint64_t lsn = header->first_lsn;
   uint32_t previous_crc = header->predecessor.crc;
@@ -139,15 +134,18 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
       holds[i] = found.has_value();
     }
     if (!head) break;
-    for (size_t i = 0; i < copies.size(); ++i) scan.whole[i] = scan.whole[i] && holds[i];
     Record record{static_cast<RecordType>(head->type), head->flags, head->lsn, head->txid, head->time, {}};
     const Bytes payload = from->bytes.subspan(offset + sizeof *head, head->payload_length);
     record.payload.assign(payload.begin(), payload.end());
     scan.records.push_back(std::move(record));
     scan.end = {name, lsn, head->crc};
+    const uint64_t begin = offset;
     offset += record_size(head->payload_length);
     scan.end_offset = offset;
     if (head->flags & record_last_of_group) offset = round_up(offset, sector);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (!holds[i]) scan.gaps.push_back({i, begin, offset - begin});
+    }
     previous_crc = head->crc;
     ++lsn;
   }
@@ -173,31 +171,33 @@ static std::optional<JournalScan> scan_once(Storage& storage, JournalName name, 
   return scan;
 }
 
-std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected, bool live) {
-  auto scan = scan_once(storage, name, expected, whole_file);
-  // A writer may be between its two copies just now. Whatever one had at first, both have soon; what still differs
-  // below there is worth a warning.
-  constexpr std::chrono::milliseconds waits[] = {0ms, 1ms, 20ms};
-  if (live && scan) {
-    const uint64_t settled = scan->end_offset;
-    for (const auto wait : waits) {
-      if (!scan || scan->warnings.empty()) break;
-      std::this_thread::sleep_for(wait);
-      scan = scan_once(storage, name, expected, settled);
-    }
+// A copy whose name a crash has lost is made again when it is to be written. Nothing when it cannot be opened: then
+// what was read came from the other one.
+static std::unique_ptr<File> open_copy(Storage& storage, JournalName name, char letter, OpenMode mode) {
+  try {
+    return storage.open(name.path(letter), mode);
+  } catch (const IoError& error) {
+    if (!error.unusable_file()) throw;
+    if (error.code != ENOENT || mode == OpenMode::read) return nullptr;
+    return storage.open(name.path(letter), OpenMode::create);
   }
-  return scan;
+}
+
+void complete_journal(Storage& storage, const JournalScan& scan) {
+  // Only what is missing is written: a torn write must not touch acknowledged records.
+  for (const JournalGap& gap : scan.gaps) {
+    const auto file = open_copy(storage, scan.header.name, "cm"[gap.copy], OpenMode::read_write);
+    if (!file) continue;
+    std::vector<std::byte> bytes(gap.length);
+    bytes.resize(storage.open(scan.header.name.path("mc"[gap.copy]), OpenMode::read)->read(gap.offset, bytes));
+    file->write(gap.offset, Bytes(bytes));
+  }
+  sync_journal(storage, scan.header.name);
 }
 
 void sync_journal(Storage& storage, JournalName name) {
   for (const char letter : {'c', 'm'}) {
-    std::unique_ptr<File> file;
-    try {
-      file = storage.open(name.path(letter), OpenMode::read);
-    } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;  // what was read came from the other copy
-    }
-    if (file) file->sync();
+    if (const auto file = open_copy(storage, name, letter, OpenMode::read)) file->sync();
   }
   storage.sync_dir("wal");
 }

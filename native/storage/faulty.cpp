@@ -126,6 +126,9 @@ class FaultyFile : public File {
   std::unique_ptr<Lock> try_lock(bool exclusive) override {
     return plan_->run("lock", path_, [&] { return inner_->try_lock(exclusive); });
   }
+  bool locked() override {
+    return plan_->run("lock", path_, [&] { return inner_->locked(); });
+  }
 
  private:
   const std::shared_ptr<Plan> plan_;

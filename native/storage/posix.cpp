@@ -147,6 +147,8 @@ class PosixFile : public File {
     return posix::try_lock([this] { return reopen(); }, exclusive, shown());
   }
 
+  bool locked() override { return posix::locked(fd_.get(), shown()); }
+
  private:
   std::string shown() const { return tree_->shown(path_); }
 

@@ -78,4 +78,12 @@ std::unique_ptr<Lock> try_lock(const std::function<Fd()>& reopen, bool exclusive
   fail("lock", path, errno);
 }
 
+bool locked(int fd, const std::string& path) {
+  struct flock whole{};
+  whole.l_type = F_RDLCK;  // only an exclusive lock is in the way of this
+  whole.l_whence = SEEK_SET;
+  if (retry([&] { return ::fcntl(fd, F_OFD_GETLK, &whole); }) != 0) fail("lock", path, errno);
+  return whole.l_type != F_UNLCK;
+}
+
 }  // namespace tierload::posix

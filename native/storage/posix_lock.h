@@ -13,4 +13,7 @@ namespace tierload::posix {
 // The lock belongs to that new open file description and to nothing else, so it lives as long as the result.
 std::unique_ptr<Lock> try_lock(const std::function<Fd()>& reopen, bool exclusive, const std::string& path);
 
+// Whether an exclusive OFD lock of another open file description is on the file.
+bool locked(int fd, const std::string& path);
+
 }  // namespace tierload::posix

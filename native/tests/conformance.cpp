@@ -366,7 +366,9 @@ void locks(Storage& storage) {
     CHECK(reader->try_lock(false) == nullptr);
     CHECK(one->try_lock(true) == nullptr);  // not even the same handle has it twice
     CHECK(one->try_lock(false) == nullptr);
+    CHECK(reader->locked());
     held.reset();
+    CHECK_FALSE(reader->locked());
     CHECK(two->try_lock(true) != nullptr);
   }
   SUBCASE("shared locks exclude an exclusive one, until the last is destroyed") {
@@ -376,6 +378,7 @@ void locks(Storage& storage) {
     REQUIRE(first != nullptr);
     REQUIRE(second != nullptr);
     REQUIRE(third != nullptr);
+    CHECK_FALSE(two->locked());
     CHECK(two->try_lock(true) == nullptr);
     first.reset();
     third.reset();

@@ -1,11 +1,11 @@
 #include "tests/crash.h"
 
 #include <algorithm>
-#include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
-#include "tests/simulated.h"
+#include "journal/record.h"
+#include "tests/power_cut.h"
+#include "tests/recovery.h"
 #include "tierload/bytes.h"
 
 namespace tierload {
@@ -23,10 +23,26 @@ struct Promise {
   Allowed allowed;
 };
 
-struct Outcome {
-  std::optional<Model> model;
-  std::string error;
-};
+void flip_bit(Content& content, uint64_t byte, unsigned bit) {
+  std::array<std::byte, 1> value;
+  content.read(byte, value);
+  value[0] ^= static_cast<std::byte>(1 << bit);
+  content.write(byte, value);
+}
+
+// Where the sync groups of a journal begin.
+std::vector<uint64_t> group_offsets(const JournalScan& scan) {
+  std::vector<uint64_t> groups;
+  uint64_t offset = sector;
+  bool begins = true;
+  for (const Record& record : scan.records) {
+    if (begins) groups.push_back(offset);
+    offset += record_size(record.payload.size());
+    begins = record.flags & record_last_of_group;
+    if (begins) offset = round_up(offset, sector);
+  }
+  return groups;
+}
 
 class Enumeration {
  public:
@@ -84,11 +100,15 @@ class Enumeration {
         if (coin(random_) >= density_) return;
         if (!fresh(image, allowed)) return;
         ++counts_.power_cuts;
-        std::shared_ptr<SimulatedStorage> disk;
-        const Outcome outcome = open(image, disk);
-        if (check(outcome, allowed, made, "power cut") && random_() % 16 == 0) {
-          cut_again(image, disk->calls(), 0, allowed, *outcome.model, made, counts_.recovery_cuts, "cut in recovery");
+        auto disk = std::make_shared<SimulatedStorage>(image);
+        const Found found = open(disk);
+        if (!check(found, allowed, made, "power cut")) return;
+        if (random_() % 16 == 0) compare_reader(image, *found.model, allowed, made);
+        if (random_() % 16 == 0) {
+          cut_again(image, disk->calls(), 0, allowed, *found.model, made, counts_.recovery_cuts, "cut in recovery");
         }
+        if (random_() % 4 == 0) lose_copy(image, allowed, made, "power cut");
+        if (random_() % 8 == 0) lose_pair(image, allowed, made);
       });
       if (coin(random_) < density_ / 4) kill(cut, allowed, made, false);
       if (coin(random_) < density_ / 4) kill(cut, allowed, made, true);
@@ -99,18 +119,10 @@ class Enumeration {
   void kill(const PowerCut& cut, Allowed allowed, size_t made, bool reader) {
     auto disk = std::make_shared<SimulatedStorage>(cut.durable(), cut.pending());
     const size_t before = disk->calls().size();
-    Outcome outcome;
-    try {
-      auto options = workload_options(random_(), mutant_);
-      if (reader && disk->list("wal").empty()) return;  // no store yet: nothing to show
-      const auto catalog = reader ? Catalog::open_for_reading(disk, std::move(options))
-                                  : Catalog::open_for_writing(disk, std::move(options));
-      outcome.model = read_model(*catalog);
-    } catch (const Error& error) {
-      outcome.error = error.what();
-    }
-    if (!check(outcome, allowed, made, reader ? "reader after a kill" : "kill")) return;
-    cut_again(cut.durable(), disk->calls(), before, allowed, *outcome.model, made,
+    if (reader && disk->list("wal").empty()) return;  // no store yet: nothing to show
+    const Found found = reader ? look(disk, options()) : open(disk);
+    if (!check(found, allowed, made, reader ? "reader after a kill" : "kill")) return;
+    cut_again(cut.durable(), disk->calls(), before, allowed, *found.model, made,
               reader ? counts_.readers : counts_.kills, reader ? "cut after a reader" : "cut after a kill");
   }
 
@@ -129,8 +141,9 @@ class Enumeration {
         if (i < calls.size() && random_() % 4 != 0) return;
         if (!fresh(image, here)) return;
         ++counter;
-        std::shared_ptr<SimulatedStorage> disk;
-        check(open(image, disk), here, made, what);
+        if (!check(open(image), here, made, what)) return;
+        // What a reader showed may stand in one copy only, if its writer was killed between the two.
+        if (random_() % 4 == 0) lose_copy(image, &counter == &counts_.readers ? allowed : here, made, what);
       });
     }
   }
@@ -143,22 +156,67 @@ class Enumeration {
       const Content& file = image.files.at(inode);
       for (uint64_t at = 0; at < file.size; at += 512) {
         Image rotten = image;
-        Content& content = rotten.files[inode];
-        const uint64_t byte = at + random_() % std::min<uint64_t>(512, file.size - at);
-        std::array<std::byte, 1> value;
-        content.read(byte, value);
-        value[0] ^= static_cast<std::byte>(1 << (random_() % 8));
-        content.write(byte, value);
+        flip_bit(rotten.files[inode], at + random_() % std::min<uint64_t>(512, file.size - at), random_() % 8);
         if (!fresh(rotten, last)) continue;
         ++counts_.rots;
-        std::shared_ptr<SimulatedStorage> disk;
-        check(open(rotten, disk), last, 0, ("rot in " + path).c_str());
+        check(open(rotten), last, 0, "rot in " + path);
       }
       Image without = image;
       without.names.erase(path);
-      std::shared_ptr<SimulatedStorage> disk;
       ++counts_.rots;
-      check(open(without, disk), last, 0, ("loss of " + path).c_str());
+      check(open(without), last, 0, "loss of " + path);
+    }
+  }
+
+  // After a crash a mirrored file loses one copy, or a sector of it: what was acknowledged stands in the other.
+  void lose_copy(const Image& image, Allowed allowed, size_t made, const std::string& what) {
+    std::vector<std::pair<std::string, uint32_t>> mirrored;
+    for (const auto& name : image.names) {
+      if (name.first.starts_with("wal/") || name.first.starts_with("man/")) mirrored.push_back(name);
+    }
+    if (mirrored.empty()) return;
+    const auto& [path, inode] = mirrored[random_() % mirrored.size()];
+    Image left = image;
+    Content& content = left.files[inode];
+    if (content.size == 0 || random_() % 2 == 0) {
+      left.names.erase(path);
+    } else {
+      flip_bit(content, random_() % content.size, random_() % 8);
+    }
+    if (!fresh(left, allowed)) return;
+    ++counts_.lost_copies;
+    check(open(left), allowed, made, what + " and loss of " + path);
+  }
+
+  // After a crash a record is damaged in both copies, and a later group says that it had been acknowledged: the store
+  // may refuse, but not leave it out.
+  void lose_pair(const Image& image, Allowed allowed, size_t made) {
+    SimulatedStorage disk(image);
+    const auto journals = list_journals(disk);
+    const auto scan = journals.empty() ? std::nullopt : scan_journal(disk, journals.back(), nullptr);
+    const auto groups = scan ? group_offsets(*scan) : std::vector<uint64_t>{};
+    if (groups.size() < 2) return;
+    const uint64_t byte = groups[random_() % (groups.size() - 1)] + random_() % sizeof(RecordHeader);
+    Image left = image;
+    for (const char copy : {'c', 'm'}) {
+      const auto name = left.names.find(journals.back().path(copy));
+      if (name != left.names.end()) flip_bit(left.files[name->second], byte, random_() % 8);
+    }
+    if (!fresh(left, allowed)) return;
+    ++counts_.lost_pairs;
+    for (const Found& found : {open(left), look(std::make_shared<SimulatedStorage>(left), options())}) {
+      if (found.model) check(found, allowed, made, "damage in both copies of " + journals.back().path('c'));
+    }
+  }
+
+  // Who only reads finds the same.
+  void compare_reader(const Image& image, const Model& expected, Allowed allowed, size_t made) {
+    const auto disk = std::make_shared<SimulatedStorage>(image);
+    if (disk->list("wal").empty()) return;  // no store yet
+    ++counts_.comparisons;
+    const Found found = look(disk, options());
+    if (check(found, allowed, made, "reader") && *found.model != expected) {
+      fail(counts_.future, "a reader finds something else than a writer: " + found.model->text(), made, allowed);
     }
   }
 
@@ -169,29 +227,27 @@ class Enumeration {
     return states_.insert(xxh3(std::as_bytes(std::span(state)))).second;
   }
 
-  Outcome open(const Image& image, std::shared_ptr<SimulatedStorage>& disk) {
-    disk = std::make_shared<SimulatedStorage>(image);
-    Outcome outcome;
-    try {
-      const auto catalog = Catalog::open_for_writing(disk, workload_options(random_(), mutant_));
-      outcome.model = read_model(*catalog);
-    } catch (const Error& error) {
-      outcome.error = error.what();
-    }
-    return outcome;
+  CatalogOptions options() { return workload_options(random_(), mutant_); }
+
+  Found open(const Image& image) { return open(std::make_shared<SimulatedStorage>(image)); }
+  Found open(const std::shared_ptr<SimulatedStorage>& disk) {
+    const bool thorough = random_() % 32 == 0;
+    counts_.collections += thorough ? 1 : 0;
+    return recover(disk, options(), thorough);
   }
 
-  bool check(const Outcome& outcome, Allowed allowed, size_t made, const char* what) {
-    if (!outcome.model) {
-      fail(counts_.false_corruption, std::string(what) + ": " + outcome.error, made, allowed);
+  bool check(const Found& found, Allowed allowed, size_t made, const std::string& what) {
+    if (!found.model) {
+      fail(counts_.false_corruption, what + ": " + found.error, made, allowed);
       return false;
     }
+    counts_.histories += found.model->commits.empty() ? 0 : 1;
     for (size_t i = allowed.oldest; i <= allowed.newest; ++i) {
-      if ((*models_)[i] == *outcome.model) return true;
+      if ((*models_)[i] == *found.model) return true;
     }
     const bool older = std::find(models_->begin(), models_->begin() + static_cast<ptrdiff_t>(allowed.oldest),
-                                 *outcome.model) != models_->begin() + static_cast<ptrdiff_t>(allowed.oldest);
-    fail(older ? counts_.lost : counts_.future, std::string(what) + " leaves: " + outcome.model->text(), made, allowed);
+                                 *found.model) != models_->begin() + static_cast<ptrdiff_t>(allowed.oldest);
+    fail(older ? counts_.lost : counts_.future, what + " leaves: " + found.model->text(), made, allowed);
     return false;
   }
 
@@ -224,6 +280,11 @@ void CrashCounts::add(const CrashCounts& other) {
   kills += other.kills;
   readers += other.readers;
   rots += other.rots;
+  lost_copies += other.lost_copies;
+  lost_pairs += other.lost_pairs;
+  histories += other.histories;
+  collections += other.collections;
+  comparisons += other.comparisons;
   lost += other.lost;
   future += other.future;
   false_corruption += other.false_corruption;

@@ -17,6 +17,11 @@ struct CrashCounts {
   uint64_t kills = 0;             // a kill, then a recovery, then a power cut inside or after it
   uint64_t readers = 0;           // a kill, then a reader, then a power cut after it has shown something
   uint64_t rots = 0;              // one damaged sector of metadata
+  uint64_t lost_copies = 0;       // after a power cut, one copy of a mirrored file is gone or damaged
+  uint64_t lost_pairs = 0;        // after a power cut, acknowledged records are damaged in both copies of a journal
+  uint64_t histories = 0;         // recoveries whose history was read back to the oldest commit
+  uint64_t collections = 0;       // recoveries that went back to every commit, and collected
+  uint64_t comparisons = 0;       // recoveries whose image was also opened by a reader
   uint64_t lost = 0;              // an acknowledged or shown commit is gone
   uint64_t future = 0;            // something that never happened is there
   uint64_t false_corruption = 0;  // a crash is reported as corruption, or does not open

@@ -1,11 +1,12 @@
 // tierload_crash: crash enumeration from the command line.
 //   tierload_crash run SECONDS WORKLOADS [SEED]   at least so many workloads, then on until the time is up
-//   tierload_crash mutants SECONDS                every seeded mistake must be found within SECONDS
+//   tierload_crash mutants SECONDS [SEED]         every seeded mistake must be found within SECONDS
 // Exit code 0: as it should be; 1: a bad state (or a mutant that was not found, or a path that was never taken).
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -31,6 +32,11 @@ constexpr std::pair<Mutant, const char*> mutants[] = {
     {Mutant::shared_sector, "a record shares a sector with an acknowledged one"},
     {Mutant::no_journal_directory_sync, "a journal's name is not synced before SUPER names it"},
     {Mutant::base_before_journal, "SUPER names a journal that is not durable"},
+    {Mutant::loose_link, "a new journal names a record that may be lost"},
+    {Mutant::no_mirror_sync, "the journal's mirror is not synced"},
+    {Mutant::one_manifest_sync, "a manifest's mirror is not synced"},
+    {Mutant::no_fence, "a writer does not look whether it was taken over"},
+    {Mutant::damage_is_tail, "damaged records pass for a torn tail"},
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -55,28 +61,36 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
   }
   for (std::thread& worker : pool) worker.join();
   const double took = seconds_since(start);
+  const double processor = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // of all threads
   const auto n = [](uint64_t value) { return static_cast<unsigned long long>(value); };
   std::printf("crash enumeration: %llu workloads (seeds %llu..%llu, %u operations each), %.0f s on %u threads\n",
               n(total.workloads), n(seed), n(seed + total.workloads - 1), operations, took, workers);
-  std::printf("  distinct images %llu, distinct states %llu (%.0f a second and thread)\n", n(total.images),
-              n(total.states), static_cast<double>(total.states) / took / workers);
+  std::printf("  distinct images %llu, distinct states %llu (%.0f a second of one processor)\n", n(total.images),
+              n(total.states), static_cast<double>(total.states) / processor);
   std::printf(
       "  power cut %llu, cut inside or after recovery %llu, kill then cut %llu, reader then cut %llu, rot %llu\n",
       n(total.power_cuts), n(total.recovery_cuts), n(total.kills), n(total.readers), n(total.rots));
+  std::printf(
+      "  one copy gone after a cut %llu, a record gone in both %llu, histories %llu, collections %llu,\n"
+      "  compared with a reader %llu\n",
+      n(total.lost_copies), n(total.lost_pairs), n(total.histories), n(total.collections), n(total.comparisons));
   const Coverage& c = total.coverage;
   std::printf(
       "  saves %llu, pages deduplicated %llu, aborts %llu, records %llu, tags %llu, rollbacks %llu,\n"
-      "  collections %llu (%llu freed something), reopens %llu, journal rolls %llu\n",
+      "  collections %llu (%llu freed something), reopens %llu, takeovers %llu, journal rolls %llu\n",
       n(c.saves), n(c.dedups), n(c.aborts), n(c.records), n(c.tags), n(c.rollbacks), n(c.collections), n(c.freed),
-      n(c.reopens), n(c.rolls));
+      n(c.reopens), n(c.takeovers), n(c.rolls));
   std::printf("  lost %llu, future %llu, false corruption %llu\n", n(total.lost), n(total.future),
               n(total.false_corruption));
   if (total.bad() > 0) {
     std::printf("  first: %s\n", total.first_failure.c_str());
     return 1;
   }
-  for (const uint64_t taken : {c.saves, c.dedups, c.aborts, c.records, c.tags, c.rollbacks, c.collections, c.freed,
-                               c.reopens, c.rolls, total.recovery_cuts, total.kills, total.readers, total.rots}) {
+  for (const uint64_t taken :
+       {c.saves,           c.dedups,         c.aborts,   c.records,         c.tags,           c.rollbacks,
+        c.collections,     c.freed,          c.reopens,  c.takeovers,       c.rolls,          total.recovery_cuts,
+        total.kills,       total.readers,    total.rots, total.lost_copies, total.lost_pairs, total.histories,
+        total.collections, total.comparisons}) {
     if (taken == 0) {
       std::printf("  a path was never taken: the counts above that are zero say which\n");
       return 1;
@@ -85,19 +99,20 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
   return 0;
 }
 
-int find_mutants(double seconds) {
+int find_mutants(double seconds, uint64_t first_seed) {
   int missed = 0;
   for (const auto& [mutant, what] : mutants) {
     const auto start = Clock::now();
     CrashCounts total;
-    for (uint64_t seed = 1; total.bad() == 0 && seconds_since(start) < seconds; ++seed) {
+    for (uint64_t seed = first_seed; total.bad() == 0 && seconds_since(start) < seconds; ++seed) {
       total.add(enumerate_crashes(seed, operations, density, mutant));
     }
-    std::printf("%-55s %s: %llu workloads, %llu states, %llu bad (lost %llu, future %llu, false corruption %llu)\n",
-                what, total.bad() > 0 ? "found" : "MISSED", static_cast<unsigned long long>(total.workloads),
-                static_cast<unsigned long long>(total.states), static_cast<unsigned long long>(total.bad()),
-                static_cast<unsigned long long>(total.lost), static_cast<unsigned long long>(total.future),
-                static_cast<unsigned long long>(total.false_corruption));
+    std::printf(
+        "%-55s %s: %.1f s, %llu workloads, %llu states, %llu bad (lost %llu, future %llu, false corruption %llu)\n",
+        what, total.bad() > 0 ? "found" : "MISSED", seconds_since(start),
+        static_cast<unsigned long long>(total.workloads), static_cast<unsigned long long>(total.states),
+        static_cast<unsigned long long>(total.bad()), static_cast<unsigned long long>(total.lost),
+        static_cast<unsigned long long>(total.future), static_cast<unsigned long long>(total.false_corruption));
     missed += total.bad() == 0 ? 1 : 0;
   }
   std::printf("%zu mutants, %d missed\n", std::size(mutants), missed);
@@ -111,7 +126,9 @@ int main(int argc, char** argv) {
     return run(std::atof(argv[2]), std::strtoull(argv[3], nullptr, 10),
                argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 1);
   }
-  if (argc == 3 && std::strcmp(argv[1], "mutants") == 0) return find_mutants(std::atof(argv[2]));
-  std::fprintf(stderr, "usage: tierload_crash run SECONDS WORKLOADS [SEED] | mutants SECONDS\n");
+  if (argc >= 3 && std::strcmp(argv[1], "mutants") == 0) {
+    return find_mutants(std::atof(argv[2]), argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
+  }
+  std::fprintf(stderr, "usage: tierload_crash run SECONDS WORKLOADS [SEED] | mutants SECONDS [SEED]\n");
   return 2;
 }

@@ -33,6 +33,7 @@ class Syncs : public Storage {
     std::unique_ptr<Mapping> map(uint64_t) override { return nullptr; }
     bool linked() override { return true; }
     std::unique_ptr<Lock> try_lock(bool) override { return nullptr; }
+    bool locked() override { return false; }
 
    private:
     Syncs& owner_;

@@ -10,14 +10,6 @@
 namespace tierload {
 namespace {
 
-constexpr uint64_t block_bytes = 4096;
-constexpr uint64_t torn_unit = 512;
-
-std::string parent(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
-}
-
 // Offsets that no file can have.
 void check_end(const char* op, const std::string& path, uint64_t offset, uint64_t length) {
   constexpr uint64_t end_max = uint64_t{1} << 62;
@@ -38,14 +30,21 @@ void check_path(const std::string& path) {
   }
 }
 
-BlockPtr make_block(const std::array<std::byte, block_bytes>& bytes) {
-  auto block = std::make_shared<Block>();
-  block->bytes = bytes;
-  block->hash = xxh3(bytes);
-  return block;
+// `block` with a part that `change` has changed.
+template <typename Change>
+BlockPtr changed(const BlockPtr& block, Change change) {
+  auto next = block ? std::make_shared<Block>(*block) : std::make_shared<Block>();
+  change(next->bytes.data());
+  next->hash = xxh3(next->bytes);
+  return next;
 }
 
 }  // namespace
+
+std::string parent(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
+}
 
 void Content::resize(uint64_t to) {
   if (to < size && to % block_bytes != 0) punch(to, std::min(size, (to / block_bytes + 1) * block_bytes) - to);
@@ -61,9 +60,7 @@ void Content::write(uint64_t offset, Bytes data) {
     BlockPtr& block = blocks[at / block_bytes];
     const uint64_t begin = at % block_bytes;
     const uint64_t length = std::min<uint64_t>(block_bytes - begin, data.size() - done);
-    auto bytes = block ? block->bytes : std::array<std::byte, block_bytes>{};
-    std::memcpy(bytes.data() + begin, data.data() + done, length);
-    block = make_block(bytes);
+    block = changed(block, [&](std::byte* bytes) { std::memcpy(bytes + begin, data.data() + done, length); });
     done += length;
   }
 }
@@ -77,9 +74,7 @@ void Content::punch(uint64_t offset, uint64_t length) {
     if (block && part == block_bytes) {
       block = nullptr;
     } else if (block) {
-      auto bytes = block->bytes;
-      std::memset(bytes.data() + begin, 0, part);
-      block = make_block(bytes);
+      block = changed(block, [&](std::byte* bytes) { std::memset(bytes + begin, 0, part); });
     }
     at += part;
   }
@@ -133,7 +128,8 @@ void Image::apply(const Call& call) {
 }
 
 uint64_t Image::hash() const {
-  static const uint64_t hole = make_block({})->hash;  // a hole reads like zeros, so it hashes like them
+  static const uint64_t hole =
+      changed(nullptr, [](std::byte*) {})->hash;  // a hole reads like zeros, so it hashes like them
   std::vector<uint64_t> all;
   for (const std::string& dir : dirs) all.push_back(xxh3(std::as_bytes(std::span(dir))));
   for (const auto& [path, inode] : names) {
@@ -204,6 +200,12 @@ class SimulatedFile : public File {
     return std::any_of(names.begin(), names.end(), [&](const auto& entry) { return entry.second == inode_; });
   }
 
+  bool locked() override {
+    const Guard guard(storage_.mutex_);
+    const auto found = storage_.locks_.find(inode_);
+    return found != storage_.locks_.end() && found->second->exclusive;
+  }
+
   std::unique_ptr<Lock> try_lock(bool exclusive) override {
     class Held : public Lock {
      public:
@@ -240,7 +242,7 @@ class SimulatedFile : public File {
   const bool writable_;
 };
 
-SimulatedStorage::SimulatedStorage(Image image) : start_(image), now_(std::move(image)) {
+SimulatedStorage::SimulatedStorage(Image image) : now_(std::move(image)) {
   if (!now_.files.empty()) next_inode_ = now_.files.rbegin()->first + 1;
 }
 
@@ -338,71 +340,6 @@ uint64_t SimulatedStorage::allocated(const std::string& path) {
   const auto& blocks = now_.files.at(found->second).blocks;
   return static_cast<uint64_t>(std::count_if(blocks.begin(), blocks.end(), [](const BlockPtr& b) { return !!b; })) *
          block_bytes;
-}
-
-void PowerCut::advance(const Call& call) {
-  const auto settled = [&](const Call& earlier) {
-    switch (earlier.kind) {
-      case Call::Kind::create:
-      case Call::Kind::remove:
-      case Call::Kind::make_dir:
-        return call.kind == Call::Kind::sync_dir && parent(earlier.path) == call.path;
-      default:
-        return call.kind == Call::Kind::sync && earlier.inode == call.inode;
-    }
-  };
-  if (call.kind == Call::Kind::make_dir && call.path.empty()) {
-    durable_.apply(call);
-    return;
-  }
-  if (call.kind != Call::Kind::sync && call.kind != Call::Kind::sync_dir) {
-    pending_.push_back(call);
-    return;
-  }
-  std::vector<Call> left;
-  for (Call& earlier : pending_) {
-    if (settled(earlier)) {
-      durable_.apply(earlier);
-    } else {
-      left.push_back(std::move(earlier));
-    }
-  }
-  pending_ = std::move(left);
-}
-
-Image PowerCut::with(const std::vector<bool>& kept) const {
-  Image image = durable_;
-  for (size_t i = 0; i < pending_.size(); ++i) {
-    if (kept[i]) image.apply(pending_[i]);
-  }
-  return image;
-}
-
-Image PowerCut::torn(std::mt19937_64& random) const {
-  Image image = durable_;
-  const uint64_t keep_of_8 = random() % 9;
-  const bool rewrites_blocks = random() % 4 == 0;
-  for (const Call& call : pending_) {
-    if (random() % 8 >= keep_of_8) continue;
-    if (call.kind != Call::Kind::write || random() % 2 == 0) {
-      image.apply(call);
-      continue;
-    }
-    Content& file = image.files[call.inode];
-    const uint64_t end = call.offset + call.data->size();
-    if (rewrites_blocks) {  // a block that was being rewritten loses sectors around the write
-      for (uint64_t at = call.offset / block_bytes * block_bytes; at < std::min(end, file.size); at += torn_unit) {
-        if (random() % 2 == 0) file.punch(at, torn_unit);
-      }
-    }
-    if (random() % 2 == 0 && file.size < end) file.resize(end);  // longer, without the bytes
-    for (uint64_t at = call.offset; at < end;) {
-      const uint64_t next = std::min(end, (at / torn_unit + 1) * torn_unit);
-      if (random() % 2 == 0) file.write(at, Bytes(*call.data).subspan(at - call.offset, next - at));
-      at = next;
-    }
-  }
-  return image;
 }
 
 }  // namespace tierload

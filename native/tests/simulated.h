@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -23,11 +22,15 @@
 
 namespace tierload {
 
+constexpr uint64_t block_bytes = 4096;
+
 struct Block {
-  std::array<std::byte, 4096> bytes{};
+  std::array<std::byte, block_bytes> bytes{};
   uint64_t hash = 0;  // of `bytes`, computed when the block is made
 };
 using BlockPtr = std::shared_ptr<const Block>;
+
+std::string parent(const std::string& path);  // the directory that holds it
 
 // A file's bytes; a null block is a hole.
 struct Content {
@@ -90,54 +93,10 @@ class SimulatedStorage : public Storage {
     bool exclusive = false;
   };
   std::recursive_mutex mutex_;  // the contract allows threads, so the suite uses them
-  Image start_;
   Image now_;
   std::vector<Call> calls_;
   uint32_t next_inode_ = 1;
   std::map<uint32_t, std::shared_ptr<LockState>> locks_;
 };
-
-// Walks a history call by call and builds what a power cut at that point may leave.
-class PowerCut {
- public:
-  explicit PowerCut(Image durable) : durable_(std::move(durable)) {}
-  // The next call was made.
-  void advance(const Call& call);
-  // Images after the calls so far: nothing pending, everything, every prefix, all but one, only one, and `torn` random
-  // ones with torn writes. Calls `visit(image)` for each; many are equal.
-  template <typename Visit>
-  void visit(unsigned torn, std::mt19937_64& random, Visit visit_image) const;
-  const std::vector<Call>& pending() const { return pending_; }
-  const Image& durable() const { return durable_; }
-
- private:
-  Image with(const std::vector<bool>& kept) const;
-  Image torn(std::mt19937_64& random) const;
-  Image durable_;
-  std::vector<Call> pending_;
-};
-
-template <typename Visit>
-void PowerCut::visit(unsigned torn_images, std::mt19937_64& random, Visit visit_image) const {
-  const size_t count = pending_.size();
-  std::vector<bool> kept(count, false);
-  visit_image(with(kept));
-  for (size_t i = 0; i < count; ++i) {  // prefixes, the last one is everything
-    kept[i] = true;
-    visit_image(with(kept));
-  }
-  for (size_t i = 0; i + 1 < count; ++i) {  // all but one
-    kept[i] = false;
-    visit_image(with(kept));
-    kept[i] = true;
-  }
-  kept.assign(count, false);
-  for (size_t i = 1; i < count; ++i) {  // only one; the first alone is a prefix
-    kept[i] = true;
-    visit_image(with(kept));
-    kept[i] = false;
-  }
-  for (unsigned i = 0; i < torn_images && count > 0; ++i) visit_image(torn(random));
-}
 
 }  // namespace tierload

@@ -7,65 +7,6 @@
 #include "tierload/engine.h"
 
 namespace tierload {
-namespace {
-
-// Page `content`: its number, then bytes that follow from it; 1 to 3 sectors of 4 KiB.
-std::vector<std::byte> page_bytes(uint64_t content) {
-  std::mt19937_64 random(content);
-  std::vector<uint64_t> words(64 + random() % 1200);
-  words[0] = content;
-  for (size_t i = 1; i < words.size(); ++i) words[i] = random();
-  const Bytes bytes = std::as_bytes(std::span(words));
-  return {bytes.begin(), bytes.end()};
-}
-
-const Digest& page_digest(uint64_t content) {
-  thread_local std::map<uint64_t, Digest> known;
-  const auto [at, added] = known.try_emplace(content);
-  if (added) at->second = tree_digest(page_bytes(content), page_leaf);
-  return at->second;
-}
-
-uint64_t number_of(const Commit& commit) { return std::stoull(commit.meta.substr(commit.meta.find(':') + 1)); }
-std::string meta_of(uint64_t number) { return "{\"number\":" + std::to_string(number) + "}"; }
-
-}  // namespace
-
-std::string Model::text() const {
-  std::string out = "head " + std::to_string(head) + ", commits";
-  for (const auto& [number, pages] : commits) {
-    out += " " + std::to_string(number) + "(";
-    for (const uint64_t page : pages) out += std::to_string(page) + " ";
-    out += ")";
-  }
-  for (const auto& [name, number] : tags) out += ", " + name + "=" + std::to_string(number);
-  for (const auto& [key, value] : values) out += ", " + key + ":" + value;
-  return out;
-}
-
-Model read_model(Catalog& catalog) {
-  Model model;
-  const CatalogState& state = catalog.state();
-  for (const auto& [txid, commit] : state.commits()) {
-    const auto manifest = Manifest::open(catalog.storage(), commit->root.at(0), nullptr);
-    std::vector<uint64_t> contents(manifest->pages().size());
-    std::vector<PagePart> parts;
-    for (uint32_t i = 0; i < contents.size(); ++i) {
-      parts.push_back({i, 0, std::as_writable_bytes(std::span(&contents[i], 1))});
-    }
-    std::vector<uint8_t> touched(parts.size());
-    read_pages(catalog.storage(), *manifest, parts, 0, touched, nullptr);
-    for (size_t i = 0; i < contents.size(); ++i) {
-      if (manifest->pages()[i].raw_digest != page_digest(contents[i]))
-        throw CorruptError("a verified page has wrong bytes");
-    }
-    model.commits[number_of(*commit)] = contents;
-    if (txid == state.head()->txid) model.head = number_of(*commit);
-  }
-  for (const auto& [name, txid] : state.tags()) model.tags[name] = number_of(*state.find(txid));
-  model.values = state.values();
-  return model;
-}
 
 void Coverage::add(const Coverage& other) {
   saves += other.saves;
@@ -76,14 +17,15 @@ void Coverage::add(const Coverage& other) {
   rollbacks += other.rollbacks;
   collections += other.collections;
   reopens += other.reopens;
+  takeovers += other.takeovers;
   rolls += other.rolls;
   freed += other.freed;
 }
 
 CatalogOptions workload_options(uint64_t seed, Mutant mutant) {
   CatalogOptions options;
-  options.journal_roll_bytes = 40 * 1024;
-  options.journal_fill_bytes = 12 * 1024;
+  options.journal_roll_bytes = 28 * 1024;
+  options.journal_fill_bytes = 8 * 1024;
   options.holder = "workload";
   options.now = [clock = uint64_t{0}]() mutable { return ++clock; };
   options.randomize = [random = std::mt19937_64(seed)](MutableBytes bytes) mutable {
@@ -98,8 +40,10 @@ Workload::Workload(std::shared_ptr<Storage> storage, uint64_t seed, Mutant mutan
 
 Workload::~Workload() = default;
 
-std::unique_ptr<Catalog> Workload::open() {
-  return Catalog::open_for_writing(storage_, workload_options(random_(), mutant_));
+std::unique_ptr<Catalog> Workload::open(bool take_over) {
+  auto options = workload_options(random_(), mutant_);
+  options.take_over = take_over;
+  return Catalog::open_for_writing(storage_, std::move(options));
 }
 
 template <typename Body>
@@ -119,7 +63,7 @@ void Workload::run(unsigned operations) {
 }
 
 void Workload::step() {
-  switch (pick(16)) {
+  switch (pick(17)) {
     case 0:
     case 1:
       return record(false);
@@ -138,6 +82,8 @@ void Workload::step() {
       return collect();
     case 10:
       return reopen();
+    case 11:
+      return take_over();
     default:
       return save(false);
   }
@@ -285,6 +231,30 @@ void Workload::reopen() {
     catalog_ = open();
     ++coverage_.reopens;
   });
+}
+
+// A second writer takes over from one that was only frozen, and that goes on: what it does from then on does not count.
+void Workload::take_over() {
+  if (unsynced_) record(true);
+  const auto frozen = std::move(catalog_);
+  operation(models_.back(), true, [&] { catalog_ = open(true); });
+  ++coverage_.takeovers;
+  try {
+    const CommitPtr head = frozen->state().head();
+    switch (pick(head ? 3 : 2)) {
+      case 0:
+        frozen->change("a", "of a fenced writer", true);
+        break;
+      case 1:
+        frozen->collect({});
+        break;
+      default:
+        frozen->rollback(frozen->state_at(head->lsn), meta_of(next_number_++));
+    }
+  } catch (const FencedError&) {
+    return;
+  }
+  throw CorruptError("a writer that was taken over from still acknowledges");
 }
 
 }  // namespace tierload

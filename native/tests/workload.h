@@ -8,26 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "tierload/catalog.h"
+#include "tests/model.h"
 
 namespace tierload {
 
-// What a user knows of a store. Commits are named by a number that the workload gives them (in their meta).
-struct Model {
-  std::map<uint64_t, std::vector<uint64_t>> commits;  // number -> contents of its pages, by content number
-  uint64_t head = 0;
-  std::map<std::string, uint64_t> tags;
-  std::map<std::string, std::string> values;
-  bool operator==(const Model&) const = default;
-  std::string text() const;
-};
-
-// Reads everything back, verifying every page. Throws what the engine throws.
-Model read_model(Catalog& catalog);
-
 struct Coverage {
   uint64_t saves = 0, dedups = 0, aborts = 0, records = 0, tags = 0, rollbacks = 0, collections = 0, reopens = 0,
-           rolls = 0, freed = 0;
+           takeovers = 0, rolls = 0, freed = 0;
   void add(const Coverage& other);
 };
 
@@ -53,9 +40,10 @@ class Workload {
   void rollback();
   void collect();
   void reopen();
+  void take_over();
   template <typename Body>
   void operation(Model after, bool durable, Body body);
-  std::unique_ptr<Catalog> open();
+  std::unique_ptr<Catalog> open(bool take_over = false);
   uint64_t pick(uint64_t below) { return random_() % below; }
   uint64_t txid_of(uint64_t number) const;
 

@@ -133,6 +133,7 @@ class Catalog {
   static std::unique_ptr<Catalog> recover(std::shared_ptr<Storage> storage, CatalogOptions options);
   static std::unique_ptr<Catalog> look(std::shared_ptr<Storage> storage, CatalogOptions options);
   struct Found;
+  std::optional<JournalScan> scan(JournalName name, const StoreId* expected) const;
   Found find_journal(JournalName base, const StoreId* expected);
   void replay(const Found& found, bool for_writing);
   void check_head();

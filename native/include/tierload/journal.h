@@ -63,21 +63,32 @@ struct JournalHeader {
 // Journals that have at least one copy, oldest first.
 std::vector<JournalName> list_journals(Storage& storage);
 
+// What one copy (0: `c`, 1: `m`) lacks and the other has: the header, or a record and what pads it.
+struct JournalGap {
+  size_t copy;
+  uint64_t offset;
+  uint64_t length;
+};
+
 struct JournalScan {
   JournalHeader header;
   std::vector<Record> records;        // the first one is the SNAPSHOT
   JournalLink end;                    // the last valid record
   uint64_t end_offset = 0;            // behind it
-  std::array<bool, 2> whole{};        // whether `c`, and `m`, has every record by itself
+  std::vector<JournalGap> gaps;       // of what counts, up to `end`
   std::string damage;                 // not empty: acknowledged records after `end` are lost
   std::vector<std::string> warnings;  // what one copy had to give because the other was damaged
 };
 
 // Reads both copies of a journal; nothing when neither has a valid header and SNAPSHOT (an interrupted open). When the
 // SNAPSHOT is lost but later records show that it had been acknowledged, there are no records, and `damage` says so.
-// Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null. With
-// `live`, another process may be writing: what it has not put into both copies yet gives no warning.
-std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected, bool live);
+// Throws UnsupportedError for a newer format and CorruptError when the store id differs. `expected` may be null.
+// Differences between the copies are warned of below `compared` bytes.
+std::optional<JournalScan> scan_journal(Storage& storage, JournalName name, const StoreId* expected,
+                                        uint64_t compared = UINT64_MAX);
+
+// Gives each copy what only the other one has, and makes both durable.
+void complete_journal(Storage& storage, const JournalScan& scan);
 
 // Makes both copies durable as they are, so that what a reader shows cannot be lost by a power cut.
 void sync_journal(Storage& storage, JournalName name);

@@ -71,6 +71,9 @@ class File {
   // An exclusive lock needs a file opened for writing (EBADF). The lock may outlive the File object.
   virtual std::unique_ptr<Lock> try_lock(bool exclusive) = 0;
 
+  // Whether somebody else's exclusive lock is on the file now. Asking disturbs nobody.
+  virtual bool locked() = 0;
+
   void write(uint64_t offset, Bytes data) { write(offset, std::span<const Bytes>(&data, 1)); }
 };
 

@@ -15,6 +15,11 @@ enum class Mutant {
   shared_sector,              // a group starts right behind the previous one
   no_journal_directory_sync,  // a new journal's name is not synced before SUPER names it
   base_before_journal,        // SUPER names the new journal before it is durable
+  loose_link,                 // a new journal names a record that its predecessor may lose
+  no_mirror_sync,             // the mirror journal is written but not synced
+  one_manifest_sync,          // a manifest's mirror is written but not synced
+  no_fence,                   // nobody looks whether another writer took over
+  damage_is_tail,             // records that are damaged in both copies pass for the torn tail of a group
 };
 
 }  // namespace tierload
