@@ -14,7 +14,7 @@ from tierload import api
 from tierload.convert import safetensors_file, torch_file
 from tierload.convert.bits import problem_of
 from tierload.convert.formats import SAFETENSORS
-from tierload.convert.leaves import leaves
+from tierload.convert.leaves import SelfReference, leaves
 from tierload.convert.naming import memory_of
 from tierload.convert.report import ConvertReport
 from tierload.convert.sources import Source, find_sources
@@ -89,6 +89,8 @@ def _read(source: Source) -> object:
         flat = safetensors_file.read(source.files)
         _check_index(source, flat.tensors)
         return safetensors_file.state_of(flat)
+    for path in source.files:
+        torch_file.check_sums(path)
     if len(source.files) == 1 and source.where is None:
         return torch_file.read(source.files[0])
     whole: dict[object, object] = {}
@@ -110,17 +112,37 @@ def _check_index(source: Source, found: dict[Any, Any]) -> None:
         raise CorruptFile(f"{source.files[0].parent}: no shard of {source.name!r} holds the tensor {missing[0]!r}")
 
 
+_ABSENT = object()
+
+
 def _compare(store: Store, commit: Commit, state: object) -> None:
-    for group in _groups(state):
-        keys = [glob.escape(key) for key in group]
-        loaded = {place.text(): value for place, value in leaves(store.load(commit=commit, keys=keys), once=True)}
-        for key, value in group.items():
-            problem = problem_of(loaded.get(key), value)
-            if problem:
-                raise CorruptStore(
-                    f"{store.path}: commit {commit.id[:12]} was made, but it does not hold what was imported: key "
-                    f"{key!r}: {problem}. Was the file changed meanwhile? `tierload rollback` goes back"
-                )
+    """Loads what a commit holds, a part at a time, and compares it with the state that it was made from.
+
+    Raises:
+        CorruptStore: They differ.
+    """
+    groups = list(_groups(state))
+    for group in groups:
+        # All at once where that is little: then even what has no key of its own is compared.
+        problem = _difference(store, commit, group, whole=len(groups) == 1)
+        if problem:
+            raise CorruptStore(
+                f"{store.path}: commit {commit.id[:12]} was made, but it does not hold what was imported: {problem}. "
+                "Was the file changed meanwhile? `tierload rollback` goes back"
+            )
+
+
+def _difference(store: Store, commit: Commit, expected: dict[str, object], *, whole: bool) -> str:
+    keys = None
+    if not whole:
+        expected = {key: value for key, value in expected.items() if not isinstance(value, SelfReference)}
+        keys = [glob.escape(key) for key in expected]
+    found = {place.text(): value for place, value in leaves(store.load(commit=commit, keys=keys), once=True)}
+    for key in expected.keys() | found.keys() if whole else expected:
+        problem = problem_of(found.get(key, _ABSENT), expected.get(key, _ABSENT))
+        if problem:
+            return f"key {key!r}: {problem}"
+    return ""
 
 
 def _groups(state: object) -> Iterator[dict[str, object]]:
@@ -134,5 +156,4 @@ def _groups(state: object) -> Iterator[dict[str, object]]:
             group, size = {}, 0
         group[place.text()] = value
         size += count
-    if group:
-        yield group
+    yield group

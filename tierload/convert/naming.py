@@ -78,7 +78,8 @@ def flat_state(state: Any) -> Fitted:
     """Fits a state to safetensors."""
     fitted = Fitted()
     for path, value in leaves(state):
-        fitted.add(path, value)
+        if not path.is_root() or children(value, path) is None:  # an empty state has no names
+            fitted.add(path, value)
     fitted.flat.texts = safetensors_file.root_texts(state)
     for path, metadata in _module_versions(state):
         if path.is_root() and fitted.flat.texts:

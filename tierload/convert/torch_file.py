@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import pickle
 import re
 import zipfile
@@ -18,13 +19,15 @@ from tierload.convert.leaves import array_tensor, children, is_fields, leaves
 from tierload.errors import CorruptFile, UnsupportedValue
 from tierload.state.keys import ROOT, Path
 
-__all__ = ["Loadable", "check", "read", "write"]
+__all__ = ["Loadable", "check", "check_sums", "read", "write"]
 
 _SINGLE = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout)
 
 _DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EOFError, ArithmeticError)
 """What torch and Python raise for files that no writer gives."""
+
+_PIECE_BYTES = 4 << 20
 
 _REFUSED = re.compile(r"(Unsupported (?:global|class|operand|persistent id)[^\n]*?|Trying to [^\n]*?)(?:\. |\n|$)")
 
@@ -33,6 +36,9 @@ class Loadable:
     """A state as ``torch.load(weights_only=True)`` takes it: the same containers around the same tensors.
 
     ``changed`` are places whose value has another form now, ``left_out`` those whose value torch would refuse.
+
+    Raises:
+        UnsupportedValue: The state nests deeper than torch can follow.
     """
 
     def __init__(self, state: object) -> None:
@@ -40,7 +46,10 @@ class Loadable:
         self.left_out: list[tuple[str, str]] = []
         self._made: dict[int, object] = {}
         self._kept: list[object] = []
-        self.state = self._convert(state, ROOT)
+        try:
+            self.state = self._convert(state, ROOT)
+        except RecursionError:
+            raise _too_deep() from None
 
     def _convert(self, value: Any, path: Path) -> Any:
         if type(value) in _SINGLE + _TORCH or isinstance(value, torch.Tensor):
@@ -111,6 +120,10 @@ class Loadable:
 _LEFT_OUT = object()
 
 
+def _too_deep() -> UnsupportedValue:
+    return UnsupportedValue("the state nests deeper than torch.save can follow; export a part of it (root, --root)")
+
+
 def _is_plain(key: object) -> bool:
     """Whether torch loads a value inside a set or as a key."""
     return type(key) in _SINGLE + _TORCH or (type(key) is tuple and all(map(_is_plain, key)))
@@ -127,7 +140,7 @@ def write(state: object, path: FilePath) -> None:
         try:
             torch.save(state, file)
         except RecursionError:
-            raise UnsupportedValue("the state nests deeper than torch.save can follow") from None
+            raise _too_deep() from None
         except RuntimeError as error:  # torch's own, over the one of the file
             if isinstance(error.__context__, OSError):
                 cause = error.__context__
@@ -156,13 +169,39 @@ def read(path: FilePath) -> object:
     Raises:
         CorruptFile: The file is damaged, or holds more than tensors and plain values, which might run code.
     """
+    path.open("rb").close()  # torch's own errors do not always say which file
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CorruptFile(f"{path}: {_refused(str(error))}") from error
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # what torch says of a file that was cut
+            raise
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise CorruptFile(f"{path}: cannot be read as a file of torch.save: {reason}") from error
+
+
+def check_sums(path: FilePath) -> None:
+    """Reads a whole file and compares it with the checksums in it, which torch itself does not look at.
+
+    Raises:
+        CorruptFile: They differ.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for record in archive.infolist():
+                if record.compress_type != zipfile.ZIP_STORED:
+                    raise CorruptFile(
+                        f"{path}: its part {record.filename!r} is compressed, which torch.save never does"
+                    )
+                if record.CRC:  # without checksums (torch.serialization.set_crc32_options) they are 0
+                    with archive.open(record) as part:
+                        while part.read(_PIECE_BYTES):
+                            pass
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise CorruptFile(f"{path}: cannot be read as a file of torch.save: {error}") from error
 
 
 def _refused(message: str) -> str:
