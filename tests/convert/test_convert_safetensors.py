@@ -151,9 +151,10 @@ def test_what_is_too_large_or_no_value_is_left_out(tmp_path: Path) -> None:
         "file": tierload.File(tmp_path / "tokenizer.json"),
         "texts": np.array(["a", "b"]),
         "array": np.arange(6.0).reshape(2, 3),
+        "complex": np.zeros(3, np.complex128),
     }
     report = export(state, tmp_path / "a.safetensors")
-    assert {key for key, _ in report.left_out} == {"blob", "file", "texts"}
+    assert {key for key, _ in report.left_out} == {"blob", "file", "texts", "complex"}
     assert report.changed == (("array", "was a NumPy array, is a tensor"),)
     assert load_file(tmp_path / "a.safetensors")["array"].tolist() == [[0, 1, 2], [3, 4, 5]]
 

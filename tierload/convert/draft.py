@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,7 @@ class Draft:
     def file(self, name: str) -> Path:
         """The temporary path of a file that will be called ``name``; it exists, and is empty."""
         final = self._folder / name
-        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
+        temporary = self._folder / f".{name}.{secrets.token_hex(4)}.tmp"  # process ids are used again
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)

@@ -9,15 +9,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tierload.convert import safetensors_file, torch_file
 from tierload.convert.draft import Draft
 from tierload.convert.formats import INDEX_SUFFIX, SAFETENSORS, TORCH, format_of
-from tierload.convert.leaves import below, leaves
-from tierload.convert.naming import flat_state, memory_of
+from tierload.convert.leaves import below
+from tierload.convert.naming import flat_state, tally
 from tierload.convert.report import ConvertReport
 from tierload.engine import Store
 from tierload.errors import InvalidRequest
@@ -98,23 +97,12 @@ def _export_torch(
         torch_file.write(loadable.state, path)
         torch_file.check(loadable.state, path)
         files = draft.publish(instead_of=old)
-    first: dict[tuple[Any, ...], str] = {}
-    ties: dict[str, str] = {}
-    values = size = 0
-    for where, value in leaves(loadable.state):
-        if not isinstance(value, torch.Tensor):
-            values += 1
-            continue
-        name = first.setdefault(memory_of(value), where.text())
-        if name != where.text():
-            ties[where.text()] = name
-        else:
-            size += value.nbytes
+    tensors, size, values, ties = tally(loadable.state)
     return ConvertReport(
         format=TORCH,
         files=tuple(map(str, files)),
         commit=commit,
-        tensors=len(first),
+        tensors=tensors,
         bytes=size,
         values=values,
         ties=ties,

@@ -15,7 +15,7 @@ from tierload.convert import safetensors_file, torch_file
 from tierload.convert.bits import problem_of
 from tierload.convert.formats import SAFETENSORS
 from tierload.convert.leaves import SelfReference, leaves
-from tierload.convert.naming import memory_of
+from tierload.convert.naming import tally
 from tierload.convert.report import ConvertReport
 from tierload.convert.sources import Source, find_sources
 from tierload.engine import Store
@@ -60,23 +60,12 @@ def import_state(
     saved = api.save(state, store, step=step, tags=tags, note=note)
     with Store(store, mode="r") as reader:
         _compare(reader, saved.commit, state)
-    first: dict[tuple[Any, ...], str] = {}
-    ties: dict[str, str] = {}
-    values = size = 0
-    for place, value in leaves(state):
-        if isinstance(value, torch.Tensor):
-            name = first.setdefault(memory_of(value), place.text())
-            if name == place.text():
-                size += value.nbytes
-            else:
-                ties[place.text()] = name
-        else:
-            values += 1
+    tensors, size, values, ties = tally(state)
     return ConvertReport(
         format=" and ".join(sorted({source.format for source in found})),
         files=tuple(str(path) for source in found for path in source.files),
         commit=saved.commit,
-        tensors=len(first),
+        tensors=tensors,
         bytes=size,
         values=values,
         ties=ties,

@@ -10,16 +10,31 @@ from tierload.convert import safetensors_file
 from tierload.convert.leaves import SelfReference, array_tensor, children, flat_name, leaves
 from tierload.state.keys import ROOT, Path
 
-__all__ = ["Fitted", "flat_state", "memory_of"]
+__all__ = ["Fitted", "flat_state", "tally"]
 
 _STRIDES = "its elements are in another order in memory: stored contiguous"
 
 
-def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What two tensors have in common that are the same memory; one without elements is only itself."""
     if not tensor.numel():
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
+def tally(state: object) -> tuple[int, int, int, dict[str, str]]:
+    """Of a nested state: distinct tensors, their bytes, other values, and further keys of tensors to their first."""
+    first: dict[tuple[Any, ...], str] = {}
+    ties: dict[str, str] = {}
+    values = size = 0
+    for path, value in leaves(state):
+        if not isinstance(value, torch.Tensor):
+            values += 1
+        elif first.setdefault(_memory_of(value), path.text()) == path.text():
+            size += value.nbytes
+        else:
+            ties[path.text()] = first[_memory_of(value)]
+    return len(first), size, values, ties
 
 
 class Fitted:
@@ -41,9 +56,11 @@ class Fitted:
         name = flat_name(path)
         array = array_tensor(value)
         if array is not None:
-            self.changed.append((path.text(), "was a NumPy array, is a tensor"))
-            value = array
-        if self.has(name):
+            left_out = len(self.left_out)
+            self.add(path, array)
+            if len(self.left_out) == left_out:
+                self.changed.append((path.text(), "was a NumPy array, is a tensor"))
+        elif self.has(name):
             self.left_out.append((path.text(), f"another key has the same flat name {name!r}"))
         elif isinstance(value, torch.Tensor):
             self._add_tensor(path, name, value)
@@ -61,7 +78,7 @@ class Fitted:
         if refusal:
             self.left_out.append((path.text(), refusal))
             return
-        first = self._first.setdefault(memory_of(tensor), name)
+        first = self._first.setdefault(_memory_of(tensor), name)
         if first != name:
             self.flat.ties[name] = first
             return
