@@ -115,10 +115,20 @@ def test_what_torch_refuses_is_changed_or_left_out(tmp_path: Path) -> None:
         "list": [1, frozenset([2]), 3],
         "keys": {frozenset([1]): torch.ones(5), 1: "one"},
         "set": {frozenset([1])},
-        "texts": np.array(["a"]),
+        "texts": np.array(["a", "b"]),
+        "nothing": b"",
+        "empty": bytearray(),
     }
     report = export(state, tmp_path / "a.pt")
-    assert [key for key, _ in report.left_out] == ["date", "path", "list/#1", 'keys/#{"frozenset":[1]}', "set", "texts"]
+    assert [key for key, _ in report.left_out] == [
+        "date",
+        "path",
+        "list/#1",
+        'keys/#{"frozenset":[1]}',
+        "set",
+        "texts",
+        "nothing",
+    ]
     assert [key for key, _ in report.changed] == ["deque", "default", "number", "array"]
     expected = {
         "deque": [torch.ones(1)],
@@ -128,6 +138,7 @@ def test_what_torch_refuses_is_changed_or_left_out(tmp_path: Path) -> None:
         "config": {"width": 3, "weight": torch.ones(4)},
         "list": [1, None, 3],
         "keys": {1: "one"},
+        "empty": bytearray(),
     }
     assert_alike(load(tmp_path / "a.pt"), expected)
 

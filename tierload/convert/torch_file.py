@@ -52,7 +52,7 @@ class Loadable:
             raise _too_deep() from None
 
     def _convert(self, value: Any, path: Path) -> Any:
-        if type(value) in _SINGLE + _TORCH or isinstance(value, torch.Tensor):
+        if _is_single(value) or isinstance(value, torch.Tensor):
             return value
         if id(value) in self._made:
             return self._made[id(value)]
@@ -111,7 +111,8 @@ class Loadable:
             made = value.item()
             self.changed.append((path.text(), f"was a NumPy {value.dtype}, is a {type(made).__name__}"))
         else:
-            self.left_out.append((path.text(), f"a {type(value).__qualname__}, which torch would refuse to load"))
+            what = "empty bytes" if type(value) is bytes else f"a {type(value).__qualname__}"
+            self.left_out.append((path.text(), f"{what}, which torch would refuse to load"))
             return _LEFT_OUT
         self._made[id(value)] = made
         return made
@@ -124,9 +125,14 @@ def _too_deep() -> UnsupportedValue:
     return UnsupportedValue("the state nests deeper than torch.save can follow; export a part of it (root, --root)")
 
 
+def _is_single(value: object) -> bool:
+    """Whether torch loads a value that holds no others; empty bytes, of all things, it does not."""
+    return type(value) in _SINGLE + _TORCH and not (type(value) is bytes and not value)
+
+
 def _is_plain(key: object) -> bool:
     """Whether torch loads a value inside a set or as a key."""
-    return type(key) in _SINGLE + _TORCH or (type(key) is tuple and all(map(_is_plain, key)))
+    return _is_single(key) or (type(key) is tuple and all(map(_is_plain, key)))
 
 
 def write(state: object, path: FilePath) -> None:
