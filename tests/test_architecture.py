@@ -20,7 +20,7 @@ FOLDERS = ("tierload", "native", "tests", "bench", "examples")
 GENERATED = {PACKAGE / "_native.pyi"}
 
 # Python rooms that may import these directly; what stands above them gets it from them.
-TORCH_ROOMS = {"state", "engine", "api", "cli"}
+TORCH_ROOMS = {"state", "engine", "api", "convert", "cli"}
 NATIVE_ROOMS = {"engine", "catalog", "layout"}
 
 # Native rooms, from the bottom: each may include those before it.

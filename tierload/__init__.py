@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tierload.api import Store, load, open, rollback, save
+    from tierload.convert import ConvertReport, export_state, import_state
     from tierload.errors import (
         CommitDropped,
         CommitNotFound,
+        CorruptFile,
         CorruptPage,
         CorruptStore,
         InvalidRequest,
@@ -51,6 +53,8 @@ __all__ = [
     "Commit",
     "CommitDropped",
     "CommitNotFound",
+    "ConvertReport",
+    "CorruptFile",
     "CorruptPage",
     "CorruptStore",
     "Damage",
@@ -73,6 +77,8 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedValue",
     "VerifyReport",
+    "export_state",
+    "import_state",
     "load",
     "open",
     "register_type",
@@ -85,6 +91,7 @@ _ROOMS = {
     name: room
     for room, names in {
         "api": "Store load open rollback save",
+        "convert": "ConvertReport export_state import_state",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
         "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport RollbackPlan SaveReport "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 __all__ = [
     "CommitDropped",
     "CommitNotFound",
+    "CorruptFile",
     "CorruptPage",
     "CorruptStore",
     "InvalidRequest",
@@ -106,6 +107,10 @@ class CorruptPage(CorruptStore):
         self.path = path
         self.offset = offset
         self.overwritten = tuple(overwritten)
+
+
+class CorruptFile(TierloadError, ValueError):
+    """A file to import is damaged or hostile, or one that was exported does not read back as what was written."""
 
 
 class UnsupportedFormat(TierloadError, ValueError):

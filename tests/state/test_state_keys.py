@@ -152,6 +152,11 @@ def test_filter_patterns():
     assert not wants("optimizer", "state", "w", "exp_avg_sq")
     assert wants("x[0]", "y")
     assert keys.unused() == []
+    assert KeyFilter(["model", "x[[]1]", "[ab]", "no*"]).unused() == ["model", "x[[]1]", "[ab]", "no*"]
+    assert KeyFilter("[ab]").wants(ROOT.child("b"))
+    assert not KeyFilter("[[]ab]").wants(ROOT.child("b"))
+    assert KeyFilter("[[]ab]").wants(ROOT.child("[ab]"))
+    assert not KeyFilter("x[*]0").wants(ROOT.child("xy0"))
     assert KeyFilter("model/*").patterns == ("model/*",)
 
 

@@ -1,4 +1,4 @@
-"""The command ``tierload``: look into a store, verify it, go back in it, tidy it.
+"""The command ``tierload``: look into a store, verify it, go back in it, tidy it, move states in and out.
 
 A command imports the engine (and so torch) when it runs, not before: ``tierload --help`` is fast.
 """
@@ -12,7 +12,9 @@ import typer
 from tierload import __version__
 from tierload.cli.diff import diff
 from tierload.cli.exits import CODES_HELP, Group
+from tierload.cli.export import export
 from tierload.cli.gc import gc
+from tierload.cli.import_ import import_
 from tierload.cli.log import log
 from tierload.cli.rollback import rollback
 from tierload.cli.show import show
@@ -47,11 +49,12 @@ def _main(
 ) -> None:
     """Looks after a tierload store: a directory of checkpoints.
 
-    log, show, diff and verify only read, and work beside a live run. rollback, tag and gc write: they are refused while
-    another process holds the store. WHICH is a step, a tag or (the beginning of) a commit id; step:100, tag:best and
-    commit:5b54 say which of them is meant.
+    log, show, diff, verify and export only read, and work beside a live run. rollback, tag, gc and import write: they
+    are refused while another process holds the store. WHICH is a step, a tag or (the beginning of) a commit id;
+    step:100, tag:best and commit:5b54 say which of them is meant.
     """
 
 
-for command in (log, show, diff, verify, rollback, tag, gc):
+for command in (log, show, diff, verify, rollback, tag, gc, export):
     app.command()(command)
+app.command("import")(import_)

@@ -14,15 +14,17 @@ from tierload.errors import (
     CommitNotFound,
     CorruptStore,
     InvalidRequest,
+    KeyMismatch,
     StoreBusy,
     StoreFenced,
     StoreNotFound,
     StorePoisoned,
     TierloadError,
     UnsupportedFormat,
+    UnsupportedValue,
 )
 
-__all__ = ["CODES_HELP", "DAMAGED", "INTERRUPTED", "Group"]
+__all__ = ["CODES_HELP", "DAMAGED", "INTERRUPTED", "LEFT_OUT", "Group"]
 
 DAMAGED = 1
 _USAGE = 2
@@ -30,6 +32,7 @@ _NOT_FOUND = 3
 _BUSY = 4
 _REFUSED = 5
 _TOO_NEW = 6
+LEFT_OUT = 7
 INTERRUPTED = 130
 _BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
@@ -37,18 +40,19 @@ CODES_HELP = """\b
 Exit codes:
   0    done, and nothing wrong was found
   1    damage was found
-  2    wrong usage; nothing was done
-  3    no store there, or no such commit, tag or step
+  2    wrong usage, or a value that cannot be stored or converted; nothing was done
+  3    no store there, or no such commit, tag, step or key
   4    another process holds the store
   5    the operating system refused: disk full, permissions, a failed disk
   6    the store needs a newer release
+  7    exported, but something was left out, which the format cannot hold
   130  interrupted, or the question was not answered with yes
   141  whoever read the output through a pipe went away"""
 
 # The first that fits counts. What is left is the operating system's: StoreIOError and OSError.
 _CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
-    (InvalidRequest, _USAGE),
-    ((StoreNotFound, CommitNotFound), _NOT_FOUND),
+    ((InvalidRequest, UnsupportedValue), _USAGE),
+    ((StoreNotFound, CommitNotFound, KeyMismatch), _NOT_FOUND),
     ((StoreBusy, StoreFenced), _BUSY),
     (UnsupportedFormat, _TOO_NEW),
     (CorruptStore, DAMAGED),

@@ -123,6 +123,10 @@ def _escaped(text: str) -> str:
     return text.replace("~", "~0").replace("/", "~1")
 
 
+_MAGIC = re.compile(r"[*?\[]")
+_ESCAPED = re.compile(r"\[([*?\[])\]")  # as glob.escape writes a character that stands for itself
+
+
 class KeyFilter:
     """Which keys a load wants: shell patterns over whole keys, where ``*`` also matches ``/``.
 
@@ -131,20 +135,27 @@ class KeyFilter:
 
     def __init__(self, patterns: Sequence[str] | str) -> None:
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        self._rules = [
-            re.compile(f"{fnmatch.translate(pattern)}|{fnmatch.translate(pattern + '/*')}") for pattern in self.patterns
-        ]
-        self._used = [False] * len(self._rules)
+        self._used: set[str] = set()
+        # Keys as they are need no search: with a hundred thousand of them, one for each key would take hours.
+        self._whole: dict[str, str] = {}
+        self._rules: list[tuple[str, re.Pattern[str]]] = []
+        for pattern in self.patterns:
+            if _MAGIC.search(_ESCAPED.sub("", pattern)):
+                rule = re.compile(f"{fnmatch.translate(pattern)}|{fnmatch.translate(pattern + '/*')}")
+                self._rules.append((pattern, rule))
+            else:
+                self._whole[_ESCAPED.sub(r"\1", pattern)] = pattern
 
     def wants(self, path: Path) -> bool:
         """Whether the value at ``path`` is wanted."""
         key = path.text()
-        wanted = False
-        for number, rule in enumerate(self._rules):
-            if rule.match(key):
-                self._used[number] = wanted = True
-        return wanted
+        found = [pattern for pattern, rule in self._rules if rule.match(key)]
+        if self._whole:
+            above = [key[:end] for end, letter in enumerate(key) if letter == "/"]
+            found += [self._whole[name] for name in (key, *above) if name in self._whole]
+        self._used.update(found)
+        return bool(found)
 
     def unused(self) -> list[str]:
         """The patterns that have matched nothing so far."""
-        return [pattern for pattern, used in zip(self.patterns, self._used, strict=True) if not used]
+        return [pattern for pattern in self.patterns if pattern not in self._used]

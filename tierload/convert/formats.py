@@ -1,0 +1,37 @@
+"""Which format a path means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tierload.errors import InvalidRequest
+
+__all__ = ["INDEX_SUFFIX", "SAFETENSORS", "TORCH", "format_of", "known_format"]
+
+SAFETENSORS = "safetensors"
+TORCH = "torch"
+INDEX_SUFFIX = ".index.json"
+
+_SUFFIXES = {".safetensors": SAFETENSORS} | dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), TORCH)
+
+
+def known_format(path: Path) -> str | None:
+    """The format that a file's suffix names, or None."""
+    return _SUFFIXES.get(path.suffix.lower())
+
+
+def format_of(path: Path, asked: str | None) -> str:
+    """The format of a file: the one that was asked for, else that of its suffix.
+
+    Raises:
+        InvalidRequest: There is no such format, or the suffix names none.
+    """
+    if asked is not None and asked not in (SAFETENSORS, TORCH):
+        raise InvalidRequest(f"there is no format {asked!r}; there are {SAFETENSORS} and {TORCH}")
+    found = asked or known_format(path)
+    if found is None:
+        raise InvalidRequest(
+            f"{path}: the name does not say the format; end it with one of {', '.join(_SUFFIXES)}, or say "
+            f"format (--format) {SAFETENSORS} or {TORCH}"
+        )
+    return found
