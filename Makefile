@@ -15,7 +15,7 @@ MAKEFLAGS += --no-print-directory
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-APT_PACKAGES := g++ libzstd-dev liblz4-dev libxxhash-dev doctest-dev e2fsprogs strace
+APT_PACKAGES := g++ libzstd-dev liblz4-dev libxxhash-dev liburing-dev doctest-dev e2fsprogs strace
 
 NATIVE_SOURCES = $(shell find native -name '*.h' -o -name '*.cpp' -o -name '*.inc')
 

@@ -135,12 +135,16 @@ class CollectResult:
 class Store:
     """An open store; see tierload/catalog.h. One call at a time."""
 
-    def __init__(self, path: str, writable: bool, holder: str, take_over: bool, faults: Faults | None, journal_roll_bytes: int) -> None: ...
+    def __init__(self, path: str, writable: bool, holder: str, take_over: bool, faults: Faults | None, journal_roll_bytes: int, block_bytes: int, depth: int) -> None: ...
 
     def close(self) -> None: ...
 
     @property
     def writable(self) -> bool: ...
+
+    @property
+    def stepped_down(self) -> str:
+        """Why data goes through the page cache, or ''."""
 
     @property
     def epoch(self) -> int: ...

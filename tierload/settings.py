@@ -19,7 +19,8 @@ class Settings:
     smaller than this share packed pages. ``max_segment_size_mb``: a segment file ends at this size. ``threads``:
     workers that hash and encode (1: the calling thread alone; 0: one per processor that this process may use, at most
     16). ``full_every``: every that many commits all pages are written afresh, so that one rotten page is not in every
-    commit (0: never).
+    commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the kernel and the file system
+    allow it, ``"buffered"`` never does.
     """
 
     compression: Literal["off", "fast", "small"] = "fast"
@@ -28,10 +29,13 @@ class Settings:
     max_segment_size_mb: int = 128
     threads: int = 0
     full_every: int = 0
+    io: Literal["auto", "buffered"] = "auto"
 
     def __post_init__(self) -> None:
         if self.compression not in ("off", "fast", "small"):
             raise ValueError(f'compression is {self.compression!r}; use "off", "fast" or "small"')
+        if self.io not in ("auto", "buffered"):
+            raise ValueError(f'io is {self.io!r}; use "auto" or "buffered"')
         size = self.page_bytes
         if size & (size - 1) or not 4096 <= size <= 16 * _MIB:
             raise ValueError(f"page_bytes is {size}; use a power of two from 4096 to {16 * _MIB}")

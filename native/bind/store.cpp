@@ -69,11 +69,12 @@ void bind_store(nb::module_& module) {
       .def_ro("pinned", &CollectResult::pinned);
 
   nb::class_<Store>(module, "Store", "An open store; see tierload/catalog.h. One call at a time.")
-      .def(nb::init<const std::string&, bool, const std::string&, bool, Faults*, uint64_t>(), nb::arg("path"),
-           nb::arg("writable"), nb::arg("holder"), nb::arg("take_over"), nb::arg("faults").none(),
-           nb::arg("journal_roll_bytes"), nb::keep_alive<1, 6>())
+      .def(nb::init<const std::string&, bool, const std::string&, bool, Faults*, uint64_t, uint32_t, uint32_t>(),
+           nb::arg("path"), nb::arg("writable"), nb::arg("holder"), nb::arg("take_over"), nb::arg("faults").none(),
+           nb::arg("journal_roll_bytes"), nb::arg("block_bytes"), nb::arg("depth"), nb::keep_alive<1, 6>())
       .def("close", &Store::close)
       .def_prop_ro("writable", [](Store& self) { return self.catalog().writable(); })
+      .def_prop_ro("stepped_down", &Store::stepped_down, "Why data goes through the page cache, or ''.")
       .def_prop_ro("epoch", [](Store& self) { return self.catalog().epoch(); })
       .def_prop_ro("last_lsn", [](Store& self) { return self.catalog().last_lsn(); })
       .def_prop_ro("warnings", [](Store& self) { return self.catalog().warnings(); })

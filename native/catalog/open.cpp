@@ -308,12 +308,13 @@ void Catalog::remove_leftovers(const Found& found) {
   // The previous journal is history now: cut the zeros (or the torn tail) behind its end.
   const uint64_t end = round_up(found.scan->end_offset, sector);
   for (const char copy : {'c', 'm'}) {
+    std::unique_ptr<File> file;
     try {
-      const auto file = storage_->open(found.scan->header.name.path(copy), OpenMode::read_write);
-      if (file->size() > end) file->truncate(end);
+      file = storage_->open(found.scan->header.name.path(copy), OpenMode::read_write);
     } catch (const IoError& error) {
       if (!error.unusable_file()) throw;  // its mirror was used
     }
+    if (file && file->size() > end) file->truncate(end);
   }
 }
 

@@ -1,10 +1,12 @@
 // Appending and fetching by plain reads and writes: what every storage can do.
+#include "storage/plain.h"
+
 #include <atomic>
+#include <cerrno>
 #include <deque>
 #include <mutex>
 
 #include "tierload/error.h"
-#include "tierload/storage.h"
 
 namespace tierload {
 namespace {
@@ -60,18 +62,8 @@ class PlainFetch : public Fetch {
       error = problem_;
       return file_;
     }
+    file_ = open_readable(storage_, files_[number], problem_);
     opened_ = number;
-    file_ = nullptr;
-    problem_.clear();
-    try {
-      file_ = storage_.open(files_[number], OpenMode::read);
-    } catch (const IoError& failure) {
-      if (!failure.unusable_file()) {
-        opened_ = none;
-        throw;
-      }
-      problem_ = failure.code == ENOENT ? "the segment is missing" : failure.what();
-    }
     error = problem_;
     return file_;
   }
@@ -103,6 +95,17 @@ class PlainFetch : public Fetch {
 };
 
 }  // namespace
+
+std::unique_ptr<File> open_readable(Storage& storage, const std::string& path, std::string& problem) {
+  problem.clear();
+  try {
+    return storage.open(path, OpenMode::read);
+  } catch (const IoError& error) {
+    if (!error.unusable_file()) throw;
+    problem = error.code == ENOENT ? "the segment is missing" : error.what();
+    return nullptr;
+  }
+}
 
 std::unique_ptr<Appender> Storage::append(File& file, const std::string&, uint64_t) {
   return std::make_unique<PlainAppender>(file);

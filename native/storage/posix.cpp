@@ -1,4 +1,6 @@
 // The interface of tierload/storage.h as plain system calls on a directory.
+#include "storage/posix.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,8 +11,6 @@
 #include <algorithm>
 
 #include "storage/posix_lock.h"
-#include "storage/posix_tree.h"
-#include "tierload/storage.h"
 
 namespace tierload {
 namespace posix {
@@ -181,7 +181,7 @@ class PosixFile : public File {
 
 class PosixStorage : public Storage {
  public:
-  explicit PosixStorage(const std::string& directory) : tree_(std::make_shared<Tree>(directory)) {}
+  explicit PosixStorage(std::shared_ptr<Tree> tree) : tree_(std::move(tree)) {}
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override {
     const char* const op = mode == OpenMode::create ? "create" : "open";
@@ -289,10 +289,15 @@ class PosixStorage : public Storage {
 };
 
 }  // namespace
+
+std::unique_ptr<Storage> storage_on(std::shared_ptr<Tree> tree) {
+  return std::make_unique<PosixStorage>(std::move(tree));
+}
+
 }  // namespace posix
 
 std::unique_ptr<Storage> posix_storage(const std::string& directory) {
-  return std::make_unique<posix::PosixStorage>(directory);
+  return posix::storage_on(std::make_shared<posix::Tree>(directory));
 }
 
 }  // namespace tierload

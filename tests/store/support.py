@@ -44,7 +44,14 @@ def ram_folder() -> Iterator[Path]:
 def native(path: Path, *, writable: bool = False, roll: int = 0) -> _native.Store:
     """The native store by itself: what a reader knows before any page is read."""
     return _native.Store(
-        path=str(path), writable=writable, holder="a test", take_over=False, faults=None, journal_roll_bytes=roll
+        path=str(path),
+        writable=writable,
+        holder="a test",
+        take_over=False,
+        faults=None,
+        journal_roll_bytes=roll,
+        block_bytes=1 << 20,
+        depth=0,
     )
 
 

@@ -37,6 +37,7 @@ __all__ = ["Store"]
 
 Which = int | str | Commit
 
+_BLOCK_BYTES, _DEPTH = 1 << 20, 8  # transfers on their way to the device
 _THREADS_MAX = 16  # beyond it, memory traffic is the limit and buffers only grow
 
 
@@ -83,6 +84,8 @@ class Store:
                 take_over=take_over,
                 faults=_faults,
                 journal_roll_bytes=0,
+                block_bytes=_BLOCK_BYTES,
+                depth=_DEPTH if self.settings.io == "auto" else 0,
             )
         except StoreIOError as error:
             if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
@@ -97,6 +100,12 @@ class Store:
     def _threads(self) -> int:
         workers = self.settings.threads or min(len(os.sched_getaffinity(0)), _THREADS_MAX)
         return workers if workers > 1 else 0  # one worker needs no thread of its own
+
+    @property
+    def io(self) -> str:
+        """How large data is moved: ``"direct"``, past the page cache with io_uring, or ``"buffered: <why>"``."""
+        why = self._native.stepped_down
+        return f"buffered: {why}" if why else "direct"
 
     # What there is
 

@@ -148,6 +148,8 @@ std::unique_ptr<Storage> posix_storage(const std::string& directory);
 struct DirectOptions {
   uint32_t block_bytes = 1u << 20;  // of one transfer; a multiple of 4 KiB
   uint32_t depth = 8;               // transfers on their way at a time
+  uint64_t least_bytes = 8u << 20;  // less is moved faster through the page cache
+  double warm = 0.5;                // what the page cache has a larger share of is read from there
 };
 std::unique_ptr<Storage> direct_storage(const std::string& directory, const DirectOptions& options);
 
