@@ -14,16 +14,17 @@ _MIB = 1 << 20
 class Settings:
     """Settings of one open store.
 
-    ``compression``: ``"fast"`` (default; byte planes with LZ4 and zstd tuned to be nearly Huffman only), ``"small"``,
-    or ``"off"``. ``page_bytes``: raw bytes of a page, a power of two from 4 KiB to 16 MiB. ``pack_below_bytes``: chunks
-    smaller than this share packed pages. ``max_segment_size_mb``: a segment file ends at this size. ``threads``:
-    workers that hash and encode (1: the calling thread alone; 0: one per processor that this process may use, at most
-    16). ``full_every``: every that many commits all pages are written afresh, so that one rotten page is not in every
-    commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the kernel and the file system
-    allow it, ``"buffered"`` never does.
+    ``compression``: ``"auto"`` (compresses where that is faster than the device, which is measured for a second before
+    the first save of 256 MiB or more, and remembered), ``"fast"`` (byte planes with LZ4 and zstd tuned to be nearly
+    Huffman only), ``"small"``, or ``"off"``. ``page_bytes``: raw bytes of a page, a power of two from 4 KiB to 16 MiB.
+    ``pack_below_bytes``: chunks smaller than this share packed pages. ``max_segment_size_mb``: a segment file ends at
+    this size. ``threads``: workers that hash and encode (1: the calling thread alone; 0: one per processor that this
+    process may use, at most 16). ``full_every``: every that many commits all pages are written afresh, so that one
+    rotten page is not in every commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the
+    kernel and the file system allow it, ``"buffered"`` never does.
     """
 
-    compression: Literal["off", "fast", "small"] = "fast"
+    compression: Literal["auto", "off", "fast", "small"] = "auto"
     page_bytes: int = _MIB
     pack_below_bytes: int = 32 * 1024
     max_segment_size_mb: int = 128
@@ -32,8 +33,8 @@ class Settings:
     io: Literal["auto", "buffered"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.compression not in ("off", "fast", "small"):
-            raise ValueError(f'compression is {self.compression!r}; use "off", "fast" or "small"')
+        if self.compression not in ("auto", "off", "fast", "small"):
+            raise ValueError(f'compression is {self.compression!r}; use "auto", "off", "fast" or "small"')
         if self.io not in ("auto", "buffered"):
             raise ValueError(f'io is {self.io!r}; use "auto" or "buffered"')
         size = self.page_bytes

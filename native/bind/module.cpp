@@ -1,5 +1,8 @@
+#include <nanobind/stl/vector.h>
+
 #include "bind/bind.h"
 #include "bind/store.h"
+#include "tierload/device.h"
 #include "tierload/digest.h"
 
 namespace tierload {
@@ -43,6 +46,21 @@ NB_MODULE(_native, module) {
         return nb::make_tuple(digest.low, digest.high);
       },
       nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
+  nb::class_<DeviceRate>(module, "DeviceRate", "Bytes a second of one way to move data; see calibrate in storage.h.")
+      .def_ro("direct", &DeviceRate::direct)
+      .def_ro("block_bytes", &DeviceRate::block_bytes)
+      .def_ro("depth", &DeviceRate::depth)
+      .def_ro("write", &DeviceRate::write)
+      .def_ro("read", &DeviceRate::read);
+  module.def(
+      "calibrate",
+      [](const std::string& directory, double seconds) {
+        const nb::gil_scoped_release release;
+        return calibrate(directory, seconds);
+      },
+      nb::arg("directory"), nb::arg("seconds"));
+  module.def("in_memory", &in_memory, nb::arg("directory"));
+  module.def("io_uring_refusal", &io_uring_refusal);
   module.def("key_hash", [](const nb::bytes& key) { return xxh3(bytes_of(key)); });
 }
 

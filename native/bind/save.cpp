@@ -32,8 +32,8 @@ class Save {
   void write(const Array<uint64_t>& pointers, const Array<uint64_t>& lengths, const Array<uint32_t>& part_views,
              const Array<uint64_t>& part_offsets, const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
              const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating, const Array<uint8_t>& packed,
-             const ManifestView* parent, const std::string& compression, unsigned threads, uint64_t segment_bytes,
-             Progress* progress) {
+             const ManifestView* parent, const std::string& compression, double device_rate, unsigned threads,
+             uint64_t segment_bytes, Progress* progress) {
     const size_t pages = parts_of_page.size();
     if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
         part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
@@ -65,10 +65,11 @@ class Save {
     WriteOptions options;
     options.threads = threads;
     options.segment_bytes = segment_bytes;
-    options.compression = compression == "off"     ? Compression::off
-                          : compression == "small" ? Compression::small
-                                                   : Compression::fast;
+    if (compression == "off") options.compression = Compression::off;
+    if (compression == "small") options.compression = Compression::small;
     const nb::gil_scoped_release release;
+    if (compression == "auto") options.compression = choose_compression(sources, threads, device_rate);
+    compression_ = options.compression;
     written_ = write_pages(open(), sources, parent ? parent->manifest.get() : nullptr, options, progress);
   }
 
@@ -103,6 +104,9 @@ class Save {
   }
 
   const WriteResult& written() const { return written_; }
+  const char* compression() const {
+    return compression_ == Compression::off ? "off" : compression_ == Compression::small ? "small" : "fast";
+  }
 
  private:
   Transaction& open() {
@@ -112,6 +116,7 @@ class Save {
   std::shared_ptr<Catalog> catalog_;  // outlives the transaction, even when the store is closed meanwhile
   std::unique_ptr<Transaction> transaction_;
   WriteResult written_;
+  Compression compression_ = Compression::fast;
 };
 
 }  // namespace
@@ -121,8 +126,8 @@ void bind_save(nb::module_& module) {
       .def(nb::init<Store&>(), nb::arg("store"))
       .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
            nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
-           nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"), nb::arg("threads"),
-           nb::arg("segment_bytes"), nb::arg("progress").none())
+           nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"),
+           nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("progress").none())
       .def(
           "commit",
           [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
@@ -135,6 +140,7 @@ void bind_save(nb::module_& module) {
           nb::arg("step").none(), nb::arg("meta"), nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
           nb::arg("keys"), nb::arg("state"), nb::arg("tags"))
       .def("abort", &Save::abort)
+      .def_prop_ro("compression", &Save::compression, "What was chosen.")
       .def_prop_ro("pages", [](const Save& self) { return self.written().pages.size(); })
       .def_prop_ro("raw_bytes", [](const Save& self) { return self.written().raw_bytes; })
       .def_prop_ro("written_bytes", [](const Save& self) { return self.written().written_bytes; })

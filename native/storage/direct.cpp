@@ -10,6 +10,7 @@
 
 #include "storage/posix.h"
 #include "tierload/bytes.h"
+#include "tierload/device.h"
 
 namespace tierload {
 namespace posix {
@@ -20,9 +21,7 @@ constexpr uint64_t fetch_memory = 64u << 20;  // of all buffers of one fetch
 class DirectStorage : public Storage {
  public:
   DirectStorage(std::shared_ptr<Tree> tree, const DirectOptions& options)
-      : tree_(tree), plain_(storage_on(std::move(tree))), options_(options) {
-    pool_->borrow(options_.depth, options_.block_bytes);  // whether io_uring works, and the first ring
-  }
+      : tree_(tree), plain_(storage_on(std::move(tree))), options_(options) {}
 
   std::unique_ptr<Appender> append(File& file, const std::string& path, uint64_t expected) override {
     if (expected >= options_.least_bytes && owner_ == ::getpid()) {
@@ -61,6 +60,7 @@ class DirectStorage : public Storage {
   uint64_t free_bytes() override { return plain_->free_bytes(); }
   uint64_t allocated(const std::string& path) override { return plain_->allocated(path); }
   std::string name() const override { return plain_->name(); }
+  uint64_t direct_bytes() const override { return pool_->moved(); }
 
  private:
   const std::shared_ptr<Tree> tree_;
@@ -86,6 +86,7 @@ RingLoan RingPool::borrow(uint32_t buffers, uint64_t buffer_bytes) {
   if (!ring) ring = std::make_unique<Ring>(buffers, buffer_bytes);
   return {ring.release(), [pool = shared_from_this()](Ring* done) {
             const std::lock_guard guard(pool->mutex_);
+            pool->moved_ += done->take_moved();
             if (pool->idle_.size() >= 2) pool->idle_.erase(pool->idle_.begin());
             pool->idle_.emplace_back(done);
           }};
@@ -105,11 +106,7 @@ void check_direct(Tree& tree) {
   int code = 0;
   const std::shared_ptr<const Fd> root = tree.root(code);
   if (!root) throw UnsupportedError(std::string("the directory cannot be entered: ") + std::strerror(code));
-  struct statfs system{};
-  if (retry([&] { return ::fstatfs(root->get(), &system); }) != 0) fail("statfs", tree.name(), errno);
-  if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC) {
-    throw UnsupportedError("the file system keeps its files in memory");
-  }
+  if (in_memory(tree.name())) throw UnsupportedError("the file system keeps its files in memory");
   // SUPER of a store that can only be read; a file without a name where there is no store yet.
   Fd fd = open_direct(tree, "SUPER", O_RDONLY);
   if (!fd.valid() && errno == ENOENT) {
@@ -131,7 +128,26 @@ void check_direct(Tree& tree) {
 
 }  // namespace posix
 
+bool in_memory(const std::string& directory) {
+  struct statfs system{};
+  if (posix::retry([&] { return ::statfs(directory.c_str(), &system); }) != 0) {
+    posix::fail("statfs", directory, errno);
+  }
+  return system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC;
+}
+
+std::string io_uring_refusal() {
+  try {
+    const posix::Ring ring(1, sector);
+    return "";
+  } catch (const UnsupportedError& error) {
+    return error.what();
+  }
+}
+
 std::unique_ptr<Storage> direct_storage(const std::string& directory, const DirectOptions& options) {
+  static const std::string refusal = io_uring_refusal();  // the same all the time that a process lives
+  if (!refusal.empty()) throw UnsupportedError(refusal);
   auto tree = std::make_shared<posix::Tree>(directory);
   posix::check_direct(*tree);
   return std::make_unique<posix::DirectStorage>(std::move(tree), options);

@@ -1,6 +1,7 @@
 // The parts of the storage that moves data past the page cache.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,9 +20,12 @@ using RingLoan = std::unique_ptr<Ring, std::function<void(Ring*)>>;
 class RingPool : public std::enable_shared_from_this<RingPool> {
  public:
   RingLoan borrow(uint32_t buffers, uint64_t buffer_bytes);
+  // Bytes that rings have moved until they were given back.
+  uint64_t moved() const { return moved_; }
 
  private:
   std::mutex mutex_;
+  std::atomic<uint64_t> moved_{0};
   std::vector<std::unique_ptr<Ring>> idle_;
 };
 

@@ -84,7 +84,9 @@ class DirectFetch : public Fetch {
         ready_.pop_back();
         return arrival;
       }
-      if (const auto done = ring_->take()) {
+      // What a thread waits for in the kernel is for it to take: it would wait for ever if another had taken the last.
+      const auto done = waiting_ ? std::nullopt : ring_->take();
+      if (done) {
         arrive(*done);
         continue;
       }

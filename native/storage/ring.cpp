@@ -76,6 +76,7 @@ std::optional<Ring::Done> Ring::take() {
   const Done done{static_cast<uint32_t>(io_uring_cqe_get_data64(entry)), entry->res};
   io_uring_cqe_seen(&ring_, entry);
   --under_way_;
+  if (done.result > 0) moved_ += static_cast<uint64_t>(done.result);
   return done;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tierload/storage.h"
@@ -42,6 +43,8 @@ class Ring {
   // Waits until take() has something. Another thread may start transfers meanwhile, but none may take.
   void wait();
   uint32_t under_way() const { return under_way_; }
+  // Bytes moved since it was last asked.
+  uint64_t take_moved() { return std::exchange(moved_, 0); }
 
  private:
   struct Free {
@@ -56,6 +59,7 @@ class Ring {
   bool buffers_registered_ = false;  // a low memlock limit refuses it: they then work like any other memory
   bool files_registered_ = false;
   uint32_t under_way_ = 0;
+  uint64_t moved_ = 0;
   io_uring ring_{};
 };
 

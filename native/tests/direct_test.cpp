@@ -50,6 +50,7 @@ std::shared_ptr<Storage> direct(const fs::path& path, const DirectOptions& optio
 TEST_CASE("direct storage conforms") {
   const TempDir temp(temp_root());
   if (direct(temp.path, always)) storage_conformance([&] { return direct(temp.path / "store", always); });
+  if (direct(temp.path, always)) data_conformance([&] { return direct(temp.path / "store", always); });
 }
 
 TEST_CASE("direct storage steps aside where files live in memory") {

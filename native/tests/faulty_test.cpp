@@ -98,7 +98,9 @@ Fault fault(uint64_t at, Kind kind, const std::string& op = "", uint64_t times =
 
 TEST_CASE("faulty storage conforms while nothing fails") {
   std::vector<std::unique_ptr<Fixture>> keep;
-  storage_conformance([&] { return keep.emplace_back(std::make_unique<Fixture>())->storage; });
+  const auto fresh = [&] { return keep.emplace_back(std::make_unique<Fixture>())->storage; };
+  storage_conformance(fresh);
+  data_conformance(fresh);
 }
 
 TEST_CASE("faulty: every call is counted, and each can fail by its number") {

@@ -5,10 +5,17 @@
 
 #include "tests/conformance.h"
 
+namespace {
+
+std::shared_ptr<tierload::Storage> fresh() {
+  auto storage = std::make_shared<tierload::SimulatedStorage>();
+  storage->make_dir("");
+  return storage;
+}
+
+}  // namespace
+
 TEST_CASE("simulated storage conforms") {
-  storage_conformance([] {
-    auto storage = std::make_shared<tierload::SimulatedStorage>();
-    storage->make_dir("");
-    return storage;
-  });
+  storage_conformance(fresh);
+  data_conformance(fresh);
 }

@@ -129,6 +129,7 @@ std::unique_ptr<Lock> new_lock(const fs::path& store) {
 TEST_CASE("posix storage conforms") {
   const TempDir temp;
   storage_conformance([&] { return posix_storage((temp / "store").string()); });
+  data_conformance([&] { return posix_storage((temp / "store").string()); });
 }
 
 TEST_CASE("posix: before the directory exists there is nothing, and make_dir makes its parents") {

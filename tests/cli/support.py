@@ -17,7 +17,7 @@ from tierload.cli import app
 from tierload.engine import Store
 
 ROOT = Path(__file__).parents[2]
-_SMALL = Settings(page_bytes=4096, pack_below_bytes=1024, max_segment_size_mb=1, threads=1)
+_SMALL = Settings(compression="fast", page_bytes=4096, pack_below_bytes=1024, max_segment_size_mb=1, threads=1)
 _METRICS = {
     100: {"loss": 2.5},
     200: {"loss": float("inf")},

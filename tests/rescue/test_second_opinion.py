@@ -27,11 +27,11 @@ from tierload.rescue.manifest import PAGES, Manifest
 from tierload.rescue.pages import CONST, LZ4, RAW, ZSTD
 
 SETTINGS = {
-    "as they are": Settings(),
-    "small pages": Settings(page_bytes=4096, pack_below_bytes=1024, threads=2),
+    "as they are": Settings(compression="fast"),
+    "small pages": Settings(compression="fast", page_bytes=4096, pack_below_bytes=1024, threads=2),
     "off": Settings(compression="off", page_bytes=65536),
     "small": Settings(compression="small", page_bytes=262144, max_segment_size_mb=1),
-    "large pages": Settings(page_bytes=16 << 20, pack_below_bytes=1 << 20),
+    "large pages": Settings(compression="fast", page_bytes=16 << 20, pack_below_bytes=1 << 20),
 }
 
 

@@ -65,6 +65,7 @@ class CatalogView:
             tags=tuple(sorted(tag for tag, txid in self.tags.items() if txid == record.txid)),
             metrics=metrics if isinstance(metrics, dict) else {},
             note=str(meta.get("note", "")),
+            io=str(meta.get("io", "")),
         )
 
     def _id(self, txid: int) -> str | None:

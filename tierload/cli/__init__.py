@@ -11,6 +11,7 @@ import typer
 
 from tierload import __version__
 from tierload.cli.diff import diff
+from tierload.cli.doctor import doctor
 from tierload.cli.exits import CODES_HELP, Group
 from tierload.cli.export import export
 from tierload.cli.gc import gc
@@ -55,6 +56,6 @@ def _main(
     """
 
 
-for command in (log, show, diff, verify, rollback, tag, gc, export):
+for command in (log, show, diff, verify, rollback, tag, gc, export, doctor):
     app.command()(command)
 app.command("import")(import_)

@@ -54,6 +54,7 @@ def _facts(commit: Commit, known: Mapping[str, Commit], stored: int) -> list[tup
         ("size", f"{size(commit.raw_bytes)} ({commit.raw_bytes:,} bytes)"),
         ("stored", f"{size(stored)} in pages, shared ones included"),
         ("written", f"{size(commit.written_bytes)} of segments by this commit"),
+        ("io", clean(commit.io)),
     ]
     return [(label, value) for label, value in facts if value]
 

@@ -114,6 +114,7 @@ def commit_json(commit: Commit) -> dict[str, object]:
         "tags": list(commit.tags),
         "metrics": to_json(commit.metrics),
         "note": commit.note,
+        "io": commit.io,
         "raw_bytes": commit.raw_bytes,
         "written_bytes": commit.written_bytes,
     }

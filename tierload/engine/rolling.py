@@ -27,5 +27,5 @@ def plan_rollback(native: _native.Store, view: CatalogView, target: Commit, past
 
 def commit_rollback(native: _native.Store, plan: RollbackPlan, past: _native.CatalogState) -> int:
     """Commits a planned rollback; returns the new commit's txid."""
-    meta = values.encode_meta(dict(plan.target.metrics), plan.target.note)
+    meta = values.encode_meta(values.meta_of(dict(plan.target.metrics), plan.target.note))
     return native.rollback(past, meta).txid

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tierload import _native
+from tierload.engine.devices import Device
+from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
 from tierload.layout import plan_pages
 from tierload.settings import Settings
@@ -26,6 +28,7 @@ class Saved:
         self.record = record
         self.seconds = seconds
         self.pages = save.pages
+        self.compression = save.compression
         self.written_pages = save.written_pages
 
 
@@ -34,10 +37,11 @@ def save_state(
     flat: FlatState,
     settings: Settings,
     *,
+    device: Device,
     threads: int,
     parent: int,
     step: int | None,
-    meta: bytes,
+    meta: dict[str, object],
     tags: Sequence[str],
 ) -> Saved:
     """Writes a flat state and commits it. Pages that commit ``parent`` has are referenced (0: all are written).
@@ -54,6 +58,7 @@ def save_state(
     save = None
     try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
         save = _native.Save(native)
+        moved = native.direct_bytes
         save.write(
             pointers=plan.pointers,
             lengths=plan.lengths,
@@ -66,13 +71,14 @@ def save_state(
             packed=plan.packed,
             parent=manifest,
             compression=settings.compression,
+            device_rate=device.write,
             threads=threads,
             segment_bytes=settings.max_segment_size_mb << 20,
             progress=None,
         )
         record = save.commit(
             step=step,
-            meta=meta,
+            meta=encode_meta(meta | {"io": _io(native, moved)}),
             page_bytes=settings.page_bytes,
             chunks=chunks.view(np.uint8),
             dims=plan.dims.view(np.uint8),
@@ -88,6 +94,13 @@ def save_state(
         if save is not None:
             save.abort()
     return Saved(record, save, time.perf_counter() - start)
+
+
+def _io(native: _native.Store, before: int) -> str:
+    """Which way the pages went, for the commit's record."""
+    if native.direct_bytes > before:
+        return "direct"
+    return f"buffered: {native.stepped_down}" if native.stepped_down else "buffered"
 
 
 def _out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> StoreIOError:

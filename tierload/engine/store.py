@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, choose_dropped, decode_text
-from tierload.engine import checking, comparing, records, rolling, saving, values
+from tierload.engine import checking, comparing, devices, records, rolling, saving, values
 from tierload.engine.loading import fill, table_of
 from tierload.errors import CommitDropped, CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StoreNotFound
 from tierload.settings import Settings
@@ -37,7 +37,7 @@ __all__ = ["Store"]
 
 Which = int | str | Commit
 
-_BLOCK_BYTES, _DEPTH = 1 << 20, 8  # transfers on their way to the device
+_MEASURE_FROM = 256 << 20  # a save of so many bytes is worth a second of measuring the device, once
 _THREADS_MAX = 16  # beyond it, memory traffic is the limit and buffers only grow
 
 
@@ -70,6 +70,7 @@ class Store:
         self.settings = settings or Settings()
         self._lock = threading.RLock()
         self._cached: tuple[int, CatalogView] | None = None
+        known = devices.remembered(self.path) or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -84,8 +85,8 @@ class Store:
                 take_over=take_over,
                 faults=_faults,
                 journal_roll_bytes=0,
-                block_bytes=_BLOCK_BYTES,
-                depth=_DEPTH if self.settings.io == "auto" else 0,
+                block_bytes=known.block_bytes,
+                depth=known.depth if self.settings.io == "auto" else 0,
             )
         except StoreIOError as error:
             if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
@@ -100,6 +101,13 @@ class Store:
     def _threads(self) -> int:
         workers = self.settings.threads or min(len(os.sched_getaffinity(0)), _THREADS_MAX)
         return workers if workers > 1 else 0  # one worker needs no thread of its own
+
+    def _device(self, nbytes: int) -> devices.Device:
+        """What the store lies on; it is measured before the first large save."""
+        known = devices.remembered(self.path)
+        if known is None and nbytes >= _MEASURE_FROM and self.settings.compression == "auto":
+            known = devices.calibrate(self.path)
+        return known or devices.UNKNOWN
 
     @property
     def io(self) -> str:
@@ -216,7 +224,7 @@ class Store:
             StoreIOError: The disk is full or failed; earlier commits are whole.
         """
         start = time.perf_counter()
-        meta = values.encode_meta(dict(metrics or {}), note)
+        meta = values.meta_of(dict(metrics or {}), note)
         flat = flatten(state, allow_pickle=allow_pickle)
         with self._lock:
             view = self._view()
@@ -226,6 +234,7 @@ class Store:
                 self._native,
                 flat,
                 self.settings,
+                device=self._device(sum(chunk.nbytes for chunk in flat.chunks)),
                 threads=self._threads,
                 parent=0 if fresh or view.head is None or self._native.check_commit(view.head.txid) else view.head.txid,
                 step=step,
@@ -239,6 +248,7 @@ class Store:
             raw_bytes=commit.raw_bytes,
             written_bytes=commit.written_bytes,
             pages=saved.pages,
+            compression=saved.compression,
             written_pages=saved.written_pages,
             path=self.path,
             notes=flat.notes,

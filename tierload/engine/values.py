@@ -7,7 +7,7 @@ import json
 from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import flatten, plan_load
 
-__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded"]
+__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of"]
 
 _SCALARS = (bool, int, float, str)
 
@@ -35,14 +35,23 @@ def decode_recorded(document: bytes) -> tuple[object, int | None]:
     return both["value"], both["step"]
 
 
-def encode_meta(metrics: dict[str, object], note: str) -> bytes:
-    """A commit's meta: docs/FORMAT.md section 5.2."""
+def meta_of(metrics: dict[str, object], note: str) -> dict[str, object]:
+    """What a commit's meta says of itself: docs/FORMAT.md section 5.2.
+
+    Raises:
+        InvalidRequest: A metric is a tensor.
+    """
     flat = flatten(metrics)
     if flat.chunks:
         raise InvalidRequest(f"metrics are numbers and texts; {flat.chunks[0].key!r} is a tensor: use .item()")
     meta: dict[str, object] = {"metrics": json.loads(flat.document)["root"]}
     if note:
         meta["note"] = note
+    return meta
+
+
+def encode_meta(meta: dict[str, object]) -> bytes:
+    """A commit's meta as the journal holds it."""
     return json.dumps(meta, separators=(",", ":")).encode("ascii")
 
 

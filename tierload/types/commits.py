@@ -14,7 +14,8 @@ class Commit:
 
     ``time`` is seconds since 1970 and never used for ordering; ``lsn`` and ``txid`` are. ``raw_bytes`` is the size of
     the state, ``written_bytes`` what this commit added to segments. ``superseded`` is true when a rollback has left
-    the commit behind: it is not an ancestor of the head.
+    the commit behind: it is not an ancestor of the head. ``io`` is the way that its pages went to the disk: ``direct``,
+    past the page cache, or ``buffered``, with the reason where direct I/O is refused.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Commit:
     tags: tuple[str, ...] = ()
     metrics: Mapping[str, object] = field(default_factory=dict, compare=False)  # a nan is not equal to itself
     note: str = ""
+    io: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class SaveReport:
     """What a save did. ``seconds`` is the whole call; ``pages`` counts the state's, ``written_pages`` those that were
-    not yet in the store."""
+    not yet in the store. ``compression`` is the one that was used."""
 
     commit: Commit
     seconds: float
@@ -62,6 +64,7 @@ class SaveReport:
     pages: int
     written_pages: int
     path: str
+    compression: str
     notes: tuple[str, ...] = ()
 
 

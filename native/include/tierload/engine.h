@@ -62,6 +62,10 @@ struct WriteResult {
   uint64_t written_pages = 0;
 };
 
+// `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
+// pages are tried, which takes milliseconds.
+Compression choose_compression(std::span<const PageSource> sources, unsigned threads, double device_rate);
+
 // Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
 // others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time.
 // Buffers are bounded: four pages a thread, and 64 MiB of raw bytes in all.

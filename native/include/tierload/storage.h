@@ -136,6 +136,8 @@ class Storage {
   virtual uint64_t free_bytes() = 0;
   // Bytes that a file takes on the device (holes take none); 0 when it is absent.
   virtual uint64_t allocated(const std::string& path) = 0;
+  // Bytes that were moved past the page cache so far.
+  virtual uint64_t direct_bytes() const { return 0; }
   // What a person calls this place, for messages: the store's path.
   virtual std::string name() const = 0;
 };
