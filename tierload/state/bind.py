@@ -12,10 +12,10 @@ import torch
 
 from tierload.errors import CorruptStore
 from tierload.state import container_binding, files, leaf_binding, module_binding, optimizer_binding, rng
-from tierload.state.decoders import members, optimizer_node
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
+from tierload.state.members import members, optimizer_node
 from tierload.state.modules import is_stateful
 from tierload.state.names import ParameterNames
 from tierload.state.nodes import tag_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tierload.state.containers import key_element
-from tierload.state.decoders import entries
 from tierload.state.keys import Path
+from tierload.state.members import entries
 from tierload.state.nodes import tag_of
 from tierload.state.registry import is_named_tuple
 from tierload.state.targets import Put, attribute_put, fields_of_target, item_put, leaves_of_target

@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tierload.errors import KeyMismatch
-from tierload.state.decoders import entries
 from tierload.state.fills import Fill
 from tierload.state.keys import Path
+from tierload.state.members import entries
 from tierload.state.memory import Memory
 from tierload.state.nodes import tag_of
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tierload.state.decoders import OptimizerNode, entries, optimizer_node
 from tierload.state.keys import Path
 from tierload.state.leaf_binding import bind_stateful
+from tierload.state.members import OptimizerNode, entries, optimizer_node
 from tierload.state.nodes import tag_of
 from tierload.state.optimizers import own_names, parameters_of
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tierload.errors import CorruptStore, UnsupportedFormat, UnsupportedValue
-from tierload.state import decoders, files
+from tierload.state import decoders, files, members, rebuilding
 from tierload.state.containers import HASHABLE_DEPTH_MAX, hashable_json, key_element
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, OtherKey, Path
 from tierload.state.memory import Memory
@@ -170,7 +170,7 @@ class Reader:
             raise CorruptStore(f"a key or set in the state document nests deeper than {HASHABLE_DEPTH_MAX} levels")
         if tag in READERS:
             return READERS[tag](content)
-        return decoders.hashable(self, tag, content, lambda inner: self.key(inner, level + 1))
+        return rebuilding.hashable(self, tag, content, lambda inner: self.key(inner, level + 1))
 
     def element(self, node: object, key: object) -> object:
         """A decoded dict key as an element of a path: the one that the writer used, whatever types are known here."""
@@ -222,10 +222,10 @@ class Reader:
             tag, content = tag_of(node)
             if tag not in decoders.DECODERS and tag not in _LEAVES and tag != "ref":
                 raise CorruptStore(f"the state document has an unknown tag {tag!r:.40}")
-            if tag in decoders.COUNTED:
+            if tag in members.COUNTED:
                 found.append(node)
             try:
-                stack.extend(reversed([(child, place) for place, child in decoders.members(self, tag, content, path)]))
+                stack.extend(reversed([(child, place) for place, child in members.members(self, tag, content, path)]))
             except _DAMAGE as error:
                 raise CorruptStore(f"{path.shown()} cannot be read: {error!r}") from error
         return found
