@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tierload.errors import CorruptStore
 from tierload.state import rng
+from tierload.state.assembly import read_compound
 from tierload.state.containers import FACTORIES
-from tierload.state.keys import Path
+from tierload.state.keys import Part, Path
 from tierload.state.members import optimizer_node, pairs, type_fields
-from tierload.state.nodes import DROPPED, SCALARS, fields_of
-from tierload.state.rebuilding import blank, member, named_tuple
+from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
+from tierload.state.rebuilding import blank, compound_tensor, member, named_tuple
 from tierload.state.scalars import sized
 
 if TYPE_CHECKING:
@@ -219,6 +220,25 @@ def _object(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     return value
 
 
+def _compound(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
+    """A compound tensor. Its indices, offsets and context may be looked at, so it is made when the bytes are there."""
+    if not reader.wants(path):
+        return DROPPED
+    compound = read_compound(content, path)
+    reader.opened(node, True)
+    context = (yield compound.context, path.inner()) if compound.form == "subclass" else None
+    parts: dict[str, Any] = {}
+    for name, inner in compound.parts.items():
+        if tag_of(inner)[0] not in ("t", "compound", "ref"):
+            raise CorruptStore(f"{path.shown()} has a part {name!r:.80} that is no tensor")
+        parts[name] = yield inner, path.child(Part(name))
+    reader.opened(node, False)
+    reader.late = True
+    value = compound_tensor(reader, content, compound, parts, context) if reader.ready else None
+    reader.keep(node, value)
+    return value
+
+
 def _optimizer(reader: Reader, content: object, path: Path) -> Decoding:
     """An optimizer in the form of torch's ``state_dict()``."""
     node = optimizer_node(reader, content, path)
@@ -252,6 +272,7 @@ DECODERS: dict[str, Callable[[Reader, object, Any, Path], Decoding]] = {
     "enum": _enum,
     "range": _range,
     "slice": _slice,
+    "compound": _compound,
     "object": _object,
     "rng": _rng,
 }

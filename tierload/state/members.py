@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tierload.errors import CorruptStore
-from tierload.state.keys import Path
+from tierload.state.assembly import read_compound
+from tierload.state.keys import Part, Path
 from tierload.state.nodes import fields_of, tag_of
 from tierload.state.scalars import sized
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTED", "OptimizerNode", "entries", "members", "optimizer_node", "pairs", "type_fields"]
 
-COUNTED = frozenset("list d map odict statedict ddict counter deque set bytearray blob ndarray data object rng".split())
+COUNTED = frozenset(
+    "list d map odict statedict ddict counter deque set bytearray blob ndarray data object rng compound".split()
+)
 """Tags of the containers that a ``ref`` counts."""
 
 
@@ -85,6 +88,10 @@ def members(reader: Reader, tag: str, content: Any, path: Path) -> list[tuple[Pa
     if tag in ("object", "rng"):
         _, state = fields_of(content, "type" if tag == "object" else "kind", "state")
         return [(path.inner(), state)]
+    if tag == "compound":
+        compound = read_compound(content, path)
+        context = [(path.inner(), compound.context)] if compound.form == "subclass" else []
+        return [*context, *((path.child(Part(name)), node) for name, node in compound.parts.items())]
     if tag == "enum":
         return [(path.inner(), fields_of(content, "type", "name", "value")[2])]
     return below

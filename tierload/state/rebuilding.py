@@ -7,16 +7,20 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tierload.errors import CorruptStore
+from tierload.state.assembly import CompoundNode, assemble, marked
+from tierload.state.compounds import is_compound
 from tierload.state.members import type_fields
 from tierload.state.nodes import fields_of
-from tierload.state.registry import is_named_tuple
+from tierload.state.registry import is_named_tuple, is_wrapper
 from tierload.state.scalars import sized
 
 if TYPE_CHECKING:
     from tierload.state.reader import Reader
 
-__all__ = ["blank", "hashable", "member", "named_tuple"]
+__all__ = ["blank", "compound_tensor", "hashable", "member", "named_tuple"]
 
 
 def hashable(reader: Reader, tag: str, content: Any, key: Callable[[object], Any]) -> Any:
@@ -107,3 +111,47 @@ def member(reader: Reader, content: object, value: object) -> object:
     except ValueError:
         reader.note(f"{name} has no member {label} now; its value is loaded")
         return value
+
+
+def compound_tensor(
+    reader: Reader, content: object, compound: CompoundNode, parts: dict[str, Any], context: object
+) -> torch.Tensor | dict[str, Any]:
+    """A compound tensor of parts whose bytes are there.
+
+    Raises:
+        ValueError: They are not the parts of one.
+    """
+
+    def make() -> object:
+        if compound.form == "subclass":
+            made = _subclass(reader, compound, parts, context)
+        elif all(isinstance(part, torch.Tensor) and not is_compound(part) for part in parts.values()):
+            try:
+                made = assemble(compound.form, compound.facts, parts)
+            except RuntimeError as error:
+                raise ValueError(str(error)) from error
+        else:
+            raise ValueError("a part is no plain tensor")
+        return marked(made, compound.kind, compound.grad) if isinstance(made, torch.Tensor) else made
+
+    return reader.once(content, make)  # type: ignore[no-any-return]
+
+
+def _subclass(reader: Reader, compound: CompoundNode, parts: dict[str, Any], context: object) -> Any:
+    """A tensor of a known subclass whose parts are tensors too; else a dict of these, and of its context."""
+    name, shape, stride = (compound.facts[fact] for fact in ("type", "shape", "stride"))
+    cls = reader.types.get(name)
+    if cls is None or not is_wrapper(cls):
+        _unknown(reader, name, "dicts of their parts")
+        cls = None
+    if cls is None or not all(isinstance(part, torch.Tensor) for part in parts.values()):
+        return {**parts, "__tensor_flatten__": context}
+    unflatten: Any = cls.__tensor_unflatten__  # type: ignore[attr-defined]
+    try:
+        made: Any = unflatten(dict(parts), context, torch.Size(shape), tuple(stride))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{name}.__tensor_unflatten__: {error}") from error
+    sizes = list(made.shape) if isinstance(made, torch.Tensor) else None
+    if type(made) is not cls or sizes != shape:
+        raise ValueError(f"{name}.__tensor_unflatten__ gave a {type(made).__qualname__}")
+    return made
