@@ -155,6 +155,20 @@ def marked(draw: st.DrawFn, kinds: st.SearchStrategy[torch.Tensor]) -> torch.Ten
     return torch.nn.Parameter(tensor, requires_grad=False) if how == "frozen" else tensor
 
 
+@st.composite
+def wrapped(draw: st.DrawFn) -> torch.Tensor:
+    """A wrapper around random tensors, or around another wrapper."""
+    labels = (
+        st.none() | st.text(max_size=3) | st.lists(st.integers(), max_size=2) | st.sampled_from([torch.float16, ()])
+    )
+    inner: torch.Tensor = noise(tuple(draw(st.lists(st.integers(0, 3), max_size=3))), draw(DTYPES), draw(SEEDS))
+    if inner.dim() > 1 and draw(st.booleans()):
+        inner = inner.transpose(0, 1)
+    scale = draw(st.one_of(coo(), quantized(), st.builds(noise, st.just((2,)), DTYPES, SEEDS)))
+    made = Scaled(inner, scale, draw(labels))
+    return Outer(made, scale, draw(labels)) if draw(st.booleans()) else made
+
+
 ODD = marked(st.one_of(coo(), compressed(), quantized(), nested()))
 
 

@@ -11,9 +11,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from alike import assert_alike, raw
-from fake_engine import load, save, stored
+from fake_engine import bind, load, save, stored
 from hypothesis import HealthCheck, given, settings
-from odd_tensors import ODD, Outer, Scaled, examples
+from odd_tensors import ODD, Outer, Scaled, examples, wrapped
 
 from tierload.errors import CorruptStore, KeyMismatch, TierloadError, UnsupportedValue
 from tierload.state import flatten, register_type
@@ -130,6 +130,40 @@ def assert_scaled(got, want) -> None:
     else:
         assert_alike(got.inner, want.inner)
     assert_alike(got.scale, want.scale)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(wrapped(), min_size=1, max_size=3))
+def test_any_subclass_comes_back_and_fills_another(tensors):
+    saved = save(tensors)
+    loaded = load(saved, types=[Scaled, Outer])
+    for got, want in zip(loaded, tensors, strict=True):
+        assert_scaled(got, want)
+    again = save(loaded)
+    assert (again.document, again.data) == (saved.document, saved.data)
+    live = load(saved, types=[Scaled, Outer])
+    for tensor in live:
+        inner = tensor.inner.inner if isinstance(tensor.inner, Scaled) else tensor.inner
+        if inner.numel() and inner.is_contiguous():
+            inner.view(-1).view(torch.uint8).zero_()
+    bind(saved, live)
+    for got, want in zip(live, tensors, strict=True):
+        assert_scaled(got, want)
+
+
+def test_a_subclass_of_nothing():
+    class Nothing(Scaled):
+        def __tensor_flatten__(self):
+            return [], None
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner, context, size, stride):
+            return cls(torch.zeros(size), torch.ones(1))
+
+    saved = save({"w": Nothing(torch.zeros(2, 2), torch.ones(1))})
+    assert saved.keys == []
+    assert load(saved, types=[Nothing])["w"].shape == (2, 2)
+    assert bind(saved, {"w": Nothing(torch.zeros(2, 2), torch.ones(1))}).loaded == ("w",)
 
 
 @pytest.mark.parametrize("label", [None, "x", {"a": [1, (2.5, None)]}, torch.float16, torch.Size([1, 2])], ids=str)

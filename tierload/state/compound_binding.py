@@ -33,8 +33,8 @@ Step = Fill | Callable[[], None]
 
 def bind_compound(binder: Binder, live: torch.Tensor, node: object, path: Path, put: Put | None) -> None:
     """Bind a compound tensor, as a whole. What differs is told under its key, or under that of one of its parts."""
-    steps = _steps(binder, live, node, path, put) if binder.wants_any(node, path) else []
-    if not steps:
+    steps = _steps(binder, live, node, path, put) if binder.wants_any(node, path) else None
+    if steps is None:
         return
     for step in steps:
         if isinstance(step, Fill):
@@ -83,52 +83,52 @@ def is_handed_over(binder: Binder, live: object, node: object, path: Path) -> bo
     return True
 
 
-def _steps(binder: Binder, live: torch.Tensor, node: object, path: Path, put: Put | None) -> list[Step]:
-    """What is to be done once the bytes are there; nothing where the two differ, which is reported."""
+def _steps(binder: Binder, live: torch.Tensor, node: object, path: Path, put: Put | None) -> list[Step] | None:
+    """What is to be done once the bytes are there; None where the two differ, which is reported."""
     tag, content = tag_of(node)
     if tag == "ref":
         tag, content = tag_of(node := binder.reader.target(content))
     if tag != "compound":
         binder.mismatch(kind_of_tensor(live), node, path)
-        return []
+        return None
     if live.is_meta:
         what = kind_of_tensor(live)
         binder.problems.missing(path, f"is {what} on the meta device in the target; give it memory before loading")
-        return []
+        return None
     stored, own = read_compound(content, path), take_apart(live)
     differences = _differences(binder.reader, own, stored)
     for is_shape, here, there in differences:
         report = binder.problems.shapes if is_shape else binder.problems.dtypes
         report(path, f"{'has' if is_shape else 'is'} {here} in the target and {there} in the store")
     if differences:
-        return []
+        return None
     if own.form == "subclass":
         return _part_steps(binder, own, stored, path)
     if not _same_parts(binder, own, stored, path):
-        return []
+        return None
     binder.reader.unfiltered(node, path)  # checks it, and makes the memory that it needs
     return [lambda: _overwrite(live, binder.reader.unfiltered(node, path), path, put)]
 
 
-def _part_steps(binder: Binder, own: Compound, stored: CompoundNode, path: Path) -> list[Step]:
+def _part_steps(binder: Binder, own: Compound, stored: CompoundNode, path: Path) -> list[Step] | None:
     """Those of a wrapper subclass: all of its parts, or none."""
     if own.parts.keys() != stored.parts.keys():
         here, there = ", ".join(own.parts), ", ".join(stored.parts)
         binder.problems.dtypes(path, f"is made of {here} in the target and of {there} in the store")
-        return []
+        return None
     steps: list[Step] = []
     complete = True
     for name, part in own.parts.items():
         inner, place = stored.parts[name], path.child(Part(name))
         if is_compound(part):
             below = _steps(binder, part, inner, place, None)
-            steps += below
-            complete = complete and bool(below)
+            steps += below or []
+            complete = complete and below is not None
         elif (view := binder.matching_view(part, inner, place)) is not None:
             steps.append(Fill(part, view, place))
         else:
             complete = False
-    return steps if complete else []
+    return steps if complete else None
 
 
 def _differences(reader: Reader, own: Compound, stored: CompoundNode) -> list[tuple[bool, str, str]]:
