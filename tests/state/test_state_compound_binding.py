@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from odd_tensors import ODD, Outer, Scaled, examples
 from test_state_compounds import assert_scaled, scaled
 
-from tierload.errors import KeyMismatch
+from tierload.errors import KeyMismatch, UnsupportedValue
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*(quantiz|nested|Sparse CSR|Sparse invariant)")]
 
@@ -249,6 +249,12 @@ def test_a_target_on_meta_is_named():
     live = torch.empty((2, 3), layout=torch.sparse_coo, device="meta")
     error = mismatches(examples()["coo"], live)
     assert error.missing == ("w",)
+
+
+def test_a_target_that_no_store_fills():
+    for stored in (torch.ones(3), examples()["coo"]):
+        with pytest.raises((UnsupportedValue, KeyMismatch), match="w"):
+            bind(save({"w": stored}), {"w": torch.ones(3).to_mkldnn()})
 
 
 def test_empty_containers_take_them():

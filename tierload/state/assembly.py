@@ -145,6 +145,9 @@ def _quantized(form: str, facts: Mapping[str, Any], parts: Parts) -> torch.Tenso
     integers, scale, zero_point = parts["int_repr"], parts["scale"], parts["zero_point"]
     name, shape, axis = facts["dtype"], tuple(facts["shape"]), facts["axis"]
     dtype: torch.dtype = getattr(torch, name)
+    held = shape if name in QUANTIZED else (-(-math.prod(shape) // PACKED[name]),)
+    plain = QUANTIZED.get(name, torch.uint8)
+    _require(integers.dtype is plain and tuple(integers.shape) == held, "integers of another dtype or shape")
     kinds = (scale.dtype, zero_point.dtype)
     if axis is None:
         _require(scale.shape == zero_point.shape == () and kinds == (torch.float64, torch.int64), "damaged scale")
@@ -158,12 +161,9 @@ def _quantized(form: str, facts: Mapping[str, Any], parts: Parts) -> torch.Tenso
             shape, scales=scale, zero_points=zero_point, axis=axis, dtype=dtype, device=integers.device
         )
     if name in QUANTIZED:
-        _require(integers.dtype is QUANTIZED[name] and tuple(integers.shape) == shape, "damaged integers")
         return tensor.set_(integers.untyped_storage(), int(integers.storage_offset()), shape, integers.stride())
     # torch counts a byte for each packed element, and would make the storage of the part larger: a copy, then.
-    count = -(-tensor.numel() // PACKED[name])
-    _require(integers.dtype is torch.uint8 and tuple(integers.shape) == (count,), "damaged packed integers")
-    tensor_over(tensor.untyped_storage(), torch.uint8, 0, (count,), (1,), tensor.device).copy_(integers)
+    tensor_over(tensor.untyped_storage(), torch.uint8, 0, held, (1,), tensor.device).copy_(integers)
     return tensor
 
 

@@ -16,11 +16,13 @@ import torch
 from tierload.errors import KeyMismatch
 from tierload.state.assembly import CompoundNode, read_compound
 from tierload.state.compounds import COMPRESSED, QUANTIZED, Compound, is_compound, kind_of_tensor, take_apart
+from tierload.state.containers import unsupported
 from tierload.state.fills import Fill, obstacle
 from tierload.state.flatten import flatten
 from tierload.state.keys import Part, Path
 from tierload.state.nodes import tag_of
 from tierload.state.reader import Reader
+from tierload.state.scalars import Unwritable
 from tierload.state.targets import Put
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def fill_if_alike(binder: Binder, live: torch.Tensor, node: object, path: Path) 
     tag, content = tag_of(node)
     if tag != "compound" or live.is_meta:
         return False
-    stored, own = read_compound(content, path), take_apart(live)
+    stored, own = read_compound(content, path), _apart(live, path)
     if own.form != "subclass" or _differences(binder.reader, own, stored) or own.parts.keys() != stored.parts.keys():
         return False
     for name, part in own.parts.items():
@@ -73,7 +75,7 @@ def is_handed_over(binder: Binder, live: object, node: object, path: Path) -> bo
         return True
     stored = read_compound(content, path)
     if isinstance(live, torch.Tensor) and (
-        not is_compound(live) or _differences(binder.reader, take_apart(live), stored)
+        not is_compound(live) or _differences(binder.reader, _apart(live, path), stored)
     ):
         binder.mismatch(kind_of_tensor(live), node, path)
         return False
@@ -81,6 +83,13 @@ def is_handed_over(binder: Binder, live: object, node: object, path: Path) -> bo
         binder.problems.dtypes(path, f"is {stored.told()} in the store; pass the class among types=[...] to load it")
         return False
     return True
+
+
+def _apart(live: torch.Tensor, path: Path) -> Compound:
+    try:
+        return take_apart(live)
+    except Unwritable as error:
+        raise unsupported(live, path, str(error)) from error
 
 
 def _steps(binder: Binder, live: torch.Tensor, node: object, path: Path, put: Put | None) -> list[Step] | None:
@@ -95,7 +104,7 @@ def _steps(binder: Binder, live: torch.Tensor, node: object, path: Path, put: Pu
         what = kind_of_tensor(live)
         binder.problems.missing(path, f"is {what} on the meta device in the target; give it memory before loading")
         return None
-    stored, own = read_compound(content, path), take_apart(live)
+    stored, own = read_compound(content, path), _apart(live, path)
     differences = _differences(binder.reader, own, stored)
     for is_shape, here, there in differences:
         report = binder.problems.shapes if is_shape else binder.problems.dtypes
