@@ -101,7 +101,7 @@ def test_damage_to_one_part_is_named_by_its_key(tmp_path: Path) -> None:
     assert any("w/~.values" in problem for problem in found.problems)
 
 
-def test_exports_hold_what_they_can_and_list_the_rest(tmp_path: Path) -> None:
+def test_exports_hold_what_they_can_and_list_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = everything()
     tierload.save(state, tmp_path / "store")
     report = tierload.export_state(tmp_path / "store", tmp_path / "a.safetensors")
@@ -122,11 +122,7 @@ def test_exports_hold_what_they_can_and_list_the_rest(tmp_path: Path) -> None:
     back = tierload.load(tmp_path / "back")
     for name in held:
         assert_alike(back[name], state[name])
+    monkeypatch.setattr("tierload.state.registry._REGISTERED", {})
     tierload.register_type(Scaled)
-    try:
-        report = tierload.export_state(tmp_path / "store", tmp_path / "b.pt", keys="subclass")
-        assert "Scaled" in dict(report.left_out)["subclass"]
-    finally:
-        from tierload.state import registry
-
-        registry._REGISTERED.clear()
+    report = tierload.export_state(tmp_path / "store", tmp_path / "b.pt", keys="subclass")
+    assert "Scaled" in dict(report.left_out)["subclass"]
