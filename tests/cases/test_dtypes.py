@@ -30,10 +30,14 @@ def of_bytes(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch
 
 
 def storable(dtype: torch.dtype) -> bool:
-    """Whole bytes, and known to torch as more than a name."""
-    return not str(dtype).startswith(("torch.q", "torch.int", "torch.uint", "torch.bits")) or str(dtype)[6:] in (
-        "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
-    )
+    """Quantized ones have no tensors without a scale: test_compounds.py has those."""
+    return not str(dtype).startswith("torch.q")
+
+
+def blank(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros, of dtypes too that torch has no operators for."""
+    zeros = torch.zeros(tensor.numel() * tensor.itemsize, dtype=torch.uint8)
+    return (zeros.view(tensor.dtype) if zeros.numel() else torch.empty(0, dtype=tensor.dtype)).view(tensor.shape)
 
 
 def both_ways(path: Path, state: dict[str, Any], settings: Settings) -> None:
@@ -41,7 +45,7 @@ def both_ways(path: Path, state: dict[str, Any], settings: Settings) -> None:
     tierload.save(state, path, settings=settings)
     let_go(path)
     assert_alike(tierload.load(path), state)
-    target = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+    target = {k: blank(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
     tierload.load(path, into=target)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -68,7 +72,7 @@ def test_b50_empty_tensors(store: Path, settings: Settings) -> None:
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.compression}-{s.page_bytes}")
 def test_b50_0d_of_each_dtype(store: Path, settings: Settings) -> None:
     state = {str(dtype): of_bytes(dtype, (), n) for n, dtype in enumerate(DTYPES) if storable(dtype)}
-    assert len(state) >= 20
+    assert len(state) >= 41
     both_ways(store, state, settings)
 
 
@@ -153,8 +157,7 @@ def test_b51_a_cast_is_for_floats_only(store: Path, stored: torch.dtype) -> None
 def test_b51_what_cannot_be_stored_is_refused_before_anything_is_written(store: Path) -> None:
     tierload.save({"w": torch.ones(3)}, store)
     before = sorted(store.rglob("*"))
-    quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
-    for bad in (quantized, torch.ones(3).to_sparse(), torch.empty(3, device="meta")):
+    for bad in (torch.ones(3).to_mkldnn(), nn.parameter.UninitializedParameter(), torch.empty(3, device="meta")):
         with pytest.raises(UnsupportedValue, match=r"model.*layer.*weight"):
             tierload.save({"big": torch.ones(50_000), "model": {"layer": {"weight": bad}}}, store)
     assert sorted(store.rglob("*")) == before
@@ -166,20 +169,9 @@ def test_b51_what_cannot_be_stored_is_refused_before_anything_is_written(store: 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 4), (300, 70)])
 def test_b52_every_dtype_of_this_torch(store: Path, shape: tuple[int, ...]) -> None:
-    """All round trip by each way of loading, or are refused by key and dtype when they are saved."""
-    refused = []
-    state: dict[str, Any] = {}
-    for dtype in DTYPES:
-        try:
-            tensor = of_bytes(dtype, shape) if storable(dtype) else torch.empty(shape, dtype=dtype)
-        except (RuntimeError, TypeError):
-            continue  # this torch cannot make one
-        if storable(dtype):
-            state[str(dtype)] = tensor
-        else:
-            with pytest.raises(UnsupportedValue, match=rf"probe.*{str(dtype).removeprefix('torch.')}"):
-                tierload.save({"probe": tensor}, store)
-            refused.append(dtype)
+    """All round trip by each way of loading, those too for which torch has bytes and hardly an operator."""
+    state: dict[str, Any] = {str(dtype): of_bytes(dtype, shape) for dtype in DTYPES if storable(dtype)}
+    assert len(state) >= 41
     tierload.save(state, store)
     let_go(store)
     assert_alike(tierload.load(store), state)

@@ -71,6 +71,48 @@ def test_b56_one_segment_beyond_4_gib(disk: Path) -> None:
     assert_patterned(tierload.load(disk / "store")["big"], nbytes)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(quantiz|Sparse invariant)")
+def test_b56_parts_and_gaps_beyond_4_gib(ram: Path) -> None:
+    """Integers of a quantized tensor, values of a sparse one, and a view with gaps, of 4.3 GiB each, one by one.
+
+    What is saved is mostly zeros that take no memory; what is loaded takes all of it.
+    """
+    count = 4 * GIB + 300 * (1 << 20) + 5
+    marks = (0, 1, 2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, count - 1)
+
+    def stamped(step: int) -> torch.Tensor:
+        flat = torch.zeros(count * step, dtype=torch.uint8)[::step]
+        for number, at in enumerate(marks):
+            flat[at] = number + 1
+        return flat
+
+    def check(flat: torch.Tensor) -> None:
+        assert flat.numel() == count
+        assert [int(flat[at]) for at in marks] == list(range(1, len(marks) + 1))
+        assert sum(int(part.count_nonzero()) for part in flat.split(GIB)) == len(marks)
+
+    def quantized() -> torch.Tensor:
+        flat = stamped(1)
+        made = torch._empty_affine_quantized((1,), scale=0.25, zero_point=3, dtype=torch.quint8)
+        return made.set_(flat.untyped_storage(), 0, (count,), (1,))
+
+    tierload.save({"w": quantized()}, ram / "store")
+    found = tierload.load(ram / "store")["w"]
+    assert (found.q_scale(), found.q_zero_point()) == (0.25, 3)
+    check(torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, (count,), (1,)))
+    del found
+    indices = torch.tensor([[1]])
+    tierload.save({"w": torch.sparse_coo_tensor(indices, stamped(1)[None], (2, count))}, ram / "store")
+    sparse = tierload.load(ram / "store")["w"]
+    assert sparse._indices().tolist() == [[1]]
+    check(sparse._values()[0])
+    del sparse
+    tierload.save({"w": stamped(2)}, ram / "store")
+    check(tierload.load(ram / "store")["w"])
+    assert tierload.open(ram / "store").verify(full=True).ok
+
+
 @pytest.mark.parametrize("compression", ["off", "fast", "small"])
 @pytest.mark.parametrize("page_bytes", [4096, 1 << 20, 16 << 20])
 def test_b56_small_pages_and_segments(store: Path, compression: str, page_bytes: int) -> None:

@@ -172,8 +172,8 @@ def test_an_element_that_is_shown_a_million_million_times(tmp_path: Path) -> Non
 
 
 def test_what_the_store_cannot_hold(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2), "sparse": torch.ones(2, 2).to_sparse()}, tmp_path / "a.pt")
-    refused(tmp_path / "a.pt", tierload.UnsupportedValue, "sparse", tmp_path / "store")
+    torch.save({"w": torch.ones(2), "bare": torch.ones(2, 2, device="meta")}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", tierload.UnsupportedValue, "bare.*meta", tmp_path / "store")
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime
 import pathlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,10 @@ def load(path: Path) -> object:
 def test_every_dtype_and_shape(tmp_path: Path, name: str) -> None:
     state = {str(shape): filled(name, shape) for shape in SHAPES}
     report = export(state, tmp_path / "a.pt")
+    if re.fullmatch(r"u?int[1-7]", name):
+        assert {key for key, _ in report.left_out} == set(state)
+        assert load(tmp_path / "a.pt") == {}
+        return
     assert (report.left_out, report.changed, report.tensors) == ((), (), 5)
     assert_alike(load(tmp_path / "a.pt"), state)
     tierload.import_state(tmp_path / "a.pt", tmp_path / "back")

@@ -20,8 +20,10 @@ import zstandard
 RAW, CONST, LZ4, ZSTD = range(4)
 DTYPES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
-    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 "
+    "int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7 bits8 bits16 bits1x8 bits2x4 bits4x2"
 )
+SHELLS = frozenset(DTYPES.split()[22:])
 NUMBERS = {name: number for number, name in enumerate(DTYPES.split(), 1)}
 STORE_ID = bytes(range(16))
 ABSENT = 0xFFFFFFFF

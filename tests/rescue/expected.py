@@ -42,6 +42,36 @@ def tensor_of(tensor: torch.Tensor) -> Tensor:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytes_of(tensor)
 
 
+def parts_of(tensor: Any) -> dict[str, torch.Tensor] | None:
+    """What a sparse, quantized or nested tensor, or one of a wrapper subclass, is made of; None for any other."""
+    bare = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return {"indices": bare._indices(), "values": bare._values()}
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return {"crow_indices": bare.crow_indices(), "col_indices": bare.col_indices(), "values": bare.values()}
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return {"ccol_indices": bare.ccol_indices(), "row_indices": bare.row_indices(), "values": bare.values()}
+    if tensor.layout is torch.jagged:
+        lengths = {} if bare.lengths() is None else {"lengths": bare.lengths()}
+        return {"values": bare._values, "offsets": bare.offsets(), **lengths}
+    if tensor.is_nested:
+        pieces = bare.unbind()
+        sizes = torch.tensor([list(piece.shape) for piece in pieces], dtype=torch.int64)
+        flat = [piece.reshape(-1) for piece in pieces]
+        values = torch.cat(flat) if flat else torch.empty(0, dtype=tensor.dtype)
+        return {"values": values, "sizes": sizes.reshape(len(pieces), -1) if pieces else sizes.reshape(0, 0)}
+    if tensor.is_quantized:
+        if bare.qscheme() is torch.per_tensor_affine:
+            scale = torch.tensor(bare.q_scale(), dtype=torch.float64)
+            zero_point = torch.tensor(bare.q_zero_point(), dtype=torch.int64)
+        else:
+            scale, zero_point = bare.q_per_channel_scales(), bare.q_per_channel_zero_points()
+        return {"int_repr": bare.int_repr(), "scale": scale, "zero_point": zero_point}
+    if hasattr(tensor, "__tensor_flatten__"):
+        return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    return None
+
+
 def expected_tensors(state: object) -> dict[str, Tensor]:
     """The keys that a saved state has, and for each its dtype name, shape and bytes."""
     walk = _Walk(state)
@@ -113,7 +143,13 @@ class _Walk:
                 return  # a `ref`
             self.met[id(value)] = value
         if isinstance(value, torch.Tensor):
-            self.put(path, *tensor_of(value))
+            parts = parts_of(value)
+            if parts is None:
+                self.put(path, *tensor_of(value))
+            elif id(value) not in self.met:
+                self.met[id(value)] = value
+                for name, part in parts.items():
+                    self.visit(part, (*path, "~." + name.replace("~", "~0").replace("/", "~1")))
         elif isinstance(value, np.ndarray):
             order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             self.put(path, "uint8", (value.nbytes,), value.tobytes(order))  # type: ignore[arg-type]

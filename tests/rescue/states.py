@@ -17,6 +17,7 @@ from tierload import RNG, File, Folder
 from tierload.rescue.manifest import SIZES
 
 DTYPES = [getattr(torch, name) for name in SIZES if hasattr(torch, name)]
+SHELLS = DTYPES[22:]
 
 
 class Colour(enum.Enum):

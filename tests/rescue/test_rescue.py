@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from tests.rescue.builder import CONST, LZ4, RAW, ZSTD, Builder, Chunk, array, crc, encode, planes, tensor
+from tests.rescue.builder import CONST, LZ4, RAW, SHELLS, ZSTD, Builder, Chunk, array, crc, encode, planes, tensor
 from tests.rescue.support import BIAS, RNG, STEPS, WEIGHT, file_of, numpy_of, simple, value
 from tierload import rescue
 from tierload.rescue.__main__ import main
@@ -337,7 +337,7 @@ def test_the_file_that_is_written(store: Path, capsys: pytest.CaptureFixture[str
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
     assert [path.name for path in store.parent.iterdir() if path.is_file()] == ["out.safetensors"]
     found = file_of(out)
-    raw = {"complex32", "complex64", "complex128", "scalar4"}
+    raw = {"complex32", "complex64", "complex128", "scalar4", *SHELLS}
     for key, chunk in chunks.items():
         assert bytes(found[key]["data"]) == chunk.data
         if key in raw:

@@ -30,7 +30,7 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_table_of_dtypes():
-    assert len(DTYPES) == 22, "torch 2.13 has every dtype of the format"
+    assert len(DTYPES) == 41, "torch 2.13 has every dtype of the format"
     assert BY_CODE[12].torch is torch.float32
     for row in BY_CODE.values():
         assert row.size == row.torch.itemsize
@@ -54,8 +54,7 @@ def test_every_dtype_and_shape(dtype, shape):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_in_odd_layouts(dtype):
-    base = of_bytes((4, 6), dtype)
-    state = {"t": base.t().clone(memory_format=torch.preserve_format), "gaps": of_bytes((4, 6), dtype, 1)[:, ::2]}
+    state = {"t": of_bytes((6, 4), dtype, 2).t(), "gaps": of_bytes((4, 6), dtype, 1)[:, ::2]}
     loaded = round_trip(state)
     assert_tensor(loaded["t"], state["t"])
     assert_tensor(loaded["gaps"], state["gaps"], strides=False)
@@ -94,14 +93,10 @@ def test_b51_complex(dtype):
 
 def test_b51_unsupported_fails_before_anything_is_written():
     for tensor, what in [
-        (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
-        (torch.eye(3).to_sparse_csr(), "layout torch.sparse_csr"),
-        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dtype torch.quint8"),
-        (torch.empty(3, dtype=torch.int4), "dtype torch.int4"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "subclass"),
+        (torch.ones(3).to_mkldnn(), "layout is torch._mkldnn"),
         (torch.nn.parameter.UninitializedParameter(), "subclass"),
         (torch.empty(2, device="meta"), "meta"),
+        (torch.empty((2, 3), device="meta", layout=torch.sparse_coo), "meta"),
     ]:
         with pytest.raises(UnsupportedValue) as caught:
             save({"cfg": [1, {"bad": tensor}]})

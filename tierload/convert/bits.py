@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import xxhash
 
-__all__ = ["contiguous", "difference", "problem_of"]
+from tierload.state.compounds import is_compound, kind_of_tensor, take_apart
+
+__all__ = ["bytes_of", "contiguous", "difference", "problem_of"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE_BYTES = 64 << 20  # of two mapped files no more than this need be in memory at once
@@ -17,6 +19,11 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     # Few operators know float8, float4 and complex32; integers of the same size carry the same bytes.
     bits = torch.view_as_real(bare).view(torch.int64) if bare.dtype is torch.complex128 else None
     return (bare.view(_INTEGERS[bare.itemsize]) if bits is None else bits).contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """How many bytes the elements of a tensor have; of a compound one, those of its parts."""
+    return sum(map(bytes_of, take_apart(tensor).parts.values())) if is_compound(tensor) else tensor.nbytes
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
@@ -42,6 +49,8 @@ def difference(found: object, expected: torch.Tensor) -> str:
     """How a tensor that was read differs from the one that it should be; empty when dtype, shape and bytes agree."""
     if not isinstance(found, torch.Tensor):
         return f"a {type(found).__name__} where a tensor belongs"
+    if is_compound(expected) or is_compound(found):
+        return _compound_difference(found, expected)
     if found.dtype is not expected.dtype:
         return f"dtype {found.dtype}, not {expected.dtype}"
     if found.shape != expected.shape:
@@ -50,3 +59,18 @@ def difference(found: object, expected: torch.Tensor) -> str:
         if strides == (0, 0) and found.shape[dim]:  # expanded in both: a copy of all elements might be enormous
             found, expected = found.narrow(dim, 0, 1), expected.narrow(dim, 0, 1)
     return "" if _digest(found) == _digest(expected) else "other bytes"
+
+
+def _compound_difference(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """How two tensors differ of which one is made of others."""
+    if not (is_compound(found) and is_compound(expected)):
+        return f"{kind_of_tensor(found)}, not {kind_of_tensor(expected)}"
+    one, other = take_apart(found), take_apart(expected)
+    if (one.form, one.facts, one.context) != (
+        other.form,
+        other.facts,
+        other.context,
+    ) or one.parts.keys() != other.parts.keys():
+        return f"another {kind_of_tensor(expected)}"
+    problems = {name: difference(one.parts[name], part) for name, part in other.parts.items()}
+    return next((f"{name}: {problem}" for name, problem in problems.items() if problem), "")

@@ -12,7 +12,7 @@ import torch
 
 from tierload import api
 from tierload.convert import safetensors_file, torch_file
-from tierload.convert.bits import problem_of
+from tierload.convert.bits import bytes_of, problem_of
 from tierload.convert.formats import SAFETENSORS
 from tierload.convert.leaves import SelfReference, leaves
 from tierload.convert.naming import tally
@@ -139,7 +139,7 @@ def _groups(state: object) -> Iterator[dict[str, object]]:
     group: dict[str, object] = {}
     size = 0
     for place, value in leaves(state, once=True):
-        count = value.nbytes if isinstance(value, torch.Tensor) else 0
+        count = bytes_of(value) if isinstance(value, torch.Tensor) else 0
         if group and size + count > _COMPARED_BYTES:
             yield group
             group, size = {}, 0

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from tierload.convert import safetensors_file
+from tierload.convert.bits import bytes_of
 from tierload.convert.leaves import SelfReference, array_tensor, children, flat_name, leaves
+from tierload.state.compounds import is_compound
 from tierload.state.keys import ROOT, Path
 
 __all__ = ["Fitted", "flat_state", "tally"]
@@ -16,8 +18,8 @@ _STRIDES = "its elements are in another order in memory: stored contiguous"
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What two tensors have in common that are the same memory; one without elements is only itself."""
-    if not tensor.numel():
+    """What two tensors have in common that are the same memory; one without elements, or of parts, is only itself."""
+    if is_compound(tensor) or not tensor.numel():
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
@@ -31,7 +33,7 @@ def tally(state: object) -> tuple[int, int, int, dict[str, str]]:
         if not isinstance(value, torch.Tensor):
             values += 1
         elif first.setdefault(_memory_of(value), path.text()) == path.text():
-            size += value.nbytes
+            size += bytes_of(value)
         else:
             ties[path.text()] = first[_memory_of(value)]
     return len(first), size, values, ties

@@ -23,6 +23,7 @@ import torch
 from tierload.convert.bits import contiguous, difference
 from tierload.errors import CorruptFile, TierloadError, UnsupportedValue
 from tierload.state import flatten, plan_load
+from tierload.state.compounds import is_compound, kind_of_tensor
 
 __all__ = ["TEXTS", "Flat", "check", "read", "refusal", "root_texts", "state_of", "value_refusal", "write"]
 
@@ -58,6 +59,8 @@ def refusal(name: str, tensor: torch.Tensor) -> str:
         return f"safetensors keeps the name {TEXTS} for itself"
     if not _is_utf8(name):
         return "its name has a lone surrogate, which UTF-8 has no bytes for"
+    if is_compound(tensor):
+        return f"safetensors does not take {kind_of_tensor(tensor)}"
     return _dtype_refusal(tensor.dtype, tensor.dim() == 0)
 
 

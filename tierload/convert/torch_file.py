@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
+import io
 import pickle
 import re
 import zipfile
@@ -17,7 +19,9 @@ import torch
 from tierload.convert.bits import problem_of
 from tierload.convert.leaves import array_tensor, children, is_fields, leaves
 from tierload.errors import CorruptFile, UnsupportedValue
+from tierload.state.compounds import kind_of_tensor
 from tierload.state.keys import ROOT, Path
+from tierload.state.registry import is_wrapper
 
 __all__ = ["Loadable", "check", "check_sums", "read", "write"]
 
@@ -38,7 +42,7 @@ class Loadable:
     ``changed`` are places whose value has another form now, ``left_out`` those whose value torch would refuse.
 
     Raises:
-        UnsupportedValue: The state nests deeper than torch can follow.
+        UnsupportedValue: The state nests deeper than torch can follow, or is as a whole something that torch refuses.
     """
 
     def __init__(self, state: object) -> None:
@@ -50,9 +54,13 @@ class Loadable:
             self.state = self._convert(state, ROOT)
         except RecursionError:
             raise _too_deep() from None
+        if self.state is _LEFT_OUT:
+            raise UnsupportedValue(f"the state is {self.left_out[0][1]}: there is nothing to export")
 
     def _convert(self, value: Any, path: Path) -> Any:
-        if _is_single(value) or isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if _is_single(value):
             return value
         if id(value) in self._made:
             return self._made[id(value)]
@@ -67,6 +75,18 @@ class Loadable:
         else:
             return self._other(value, path)
         return made
+
+    def _tensor(self, value: torch.Tensor, path: Path) -> object:
+        reason = ""
+        if is_wrapper(type(value)) and not value.is_nested:
+            reason = f"{kind_of_tensor(value)}, which torch would refuse to load"
+        elif value.layout is torch.strided and value.is_nested and not value.unbind():
+            reason = "a nested tensor without components, which torch fails to load"
+        elif not value.is_quantized and not _has_storage(value.dtype):
+            reason = f"a tensor of {value.dtype}, which torch.save does not take"
+        if reason:
+            self.left_out.append((path.text(), reason))
+        return _LEFT_OUT if reason else value
 
     def _mapping(self, value: Any, path: Path) -> dict[Any, Any]:
         kind = type(value) if type(value) in (dict, collections.OrderedDict, collections.Counter) else dict
@@ -119,6 +139,16 @@ class Loadable:
 
 
 _LEFT_OUT = object()
+
+
+@functools.cache
+def _has_storage(dtype: torch.dtype) -> bool:
+    # torch is asked, so that there is no second table of dtypes that differs from its own.
+    try:
+        torch.save(torch.empty(0, dtype=dtype), io.BytesIO())
+    except KeyError:
+        return False
+    return True
 
 
 def _too_deep() -> UnsupportedValue:

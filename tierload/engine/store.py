@@ -271,7 +271,9 @@ class Store:
         returns a ``LoadReport``.
 
         ``keys`` are patterns (``*``, ``?``); only pages that hold matching keys are read. ``cast`` allows conversion
-        between floating dtypes. ``types`` are the dataclasses, named tuples and enums that may be rebuilt.
+        between floating dtypes. ``types`` are the dataclasses, named tuples, enums and tensor subclasses that may
+        be rebuilt. In a target, a sparse tensor gets new indices and values and a nested one is exchanged, both staying
+        the same objects; the memory of all others is overwritten (docs/decisions/0009).
 
         Raises:
             KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.

@@ -68,6 +68,11 @@ def _below(tag: str, content: Any) -> Iterable[tuple[str, Any]]:
             yield f"/state/{element(at if name is None else name)}", state
         yield from (("/param_groups", optimizer["groups"]), ("", optimizer["rest"]))
         return
+    if tag == "compound":
+        yield from [("", content["context"])] if content["form"] == "subclass" else []
+        for name, part in content["parts"]:
+            yield "/~." + name.replace("~", "~0").replace("/", "~1"), part
+        return
     inner = content[_MEMBER[tag]] if tag in _MEMBER else content
     if tag in _PAIRS:
         yield from ((f"/{element(key)}", value) for key, value in (inner.items() if tag == "d" else inner))

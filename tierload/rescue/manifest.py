@@ -19,8 +19,10 @@ MAX_PAGE = 16 << 20
 SPARE = 1 << 30  # bytes that the tensors of a manifest may take together, beyond 16 times its pages
 _DTYPES = """bool:1 uint8:1 int8:1 uint16:2 int16:2 uint32:4 int32:4 uint64:8 int64:8 float16:2 bfloat16:2 float32:4
 float64:8 complex32:4 complex64:8 complex128:16 float8_e4m3fn:1 float8_e4m3fnuz:1 float8_e5m2:1 float8_e5m2fnuz:1
-float8_e8m0fnu:1 float4_e2m1fn_x2:1"""
+float8_e8m0fnu:1 float4_e2m1fn_x2:1 int1:1 int2:1 int3:1 int4:1 int5:1 int6:1 int7:1 uint1:1 uint2:1 uint3:1 uint4:1
+uint5:1 uint6:1 uint7:1 bits8:1 bits16:2 bits1x8:1 bits2x4:1 bits4x2:1"""
 SIZES = {name: int(size) for name, size in (pair.split(":") for pair in _DTYPES.split())}  # in order: number 1 is first
+SHELLS = frozenset([*SIZES][22:])  # torch's names for bytes, which no other format has
 SEGMENTS, PAGES, CHUNKS, INDEX, DIMS, KEYS, STATE = range(7)  # the sections
 ROWS = {SEGMENTS: "<QQIIQ", PAGES: "<16s16sQIIIBB10x", CHUNKS: "<QQIHBxQQIII12x", DIMS: "<q"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from .manifest import Tensor
+from .manifest import SHELLS, Tensor
 
 
 def plain(text: str) -> str:
@@ -24,7 +24,7 @@ def save(tensors: dict[str, Tensor], texts: dict[str, str], path: Path) -> list[
     raw: dict[str, dict[str, Any]] = {}
     for key, (dtype, shape, data) in tensors.items():
         name = "~__metadata__" if key == "__metadata__" else plain(key)  # the one name that is not free
-        if dtype.startswith("complex") or (dtype == "float4_e2m1fn_x2" and not shape):
+        if dtype.startswith("complex") or dtype in SHELLS or (dtype == "float4_e2m1fn_x2" and not shape):
             raw[name] = {"dtype": dtype, "shape": shape}
             dtype, shape = "uint8", (len(data),)
         pointer = np.frombuffer(data, np.uint8).ctypes.data if data else 0  # `tensors` keeps it alive

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .document import uses
-from .manifest import SIZES, Manifest, Tensor
+from .manifest import SHELLS, SIZES, Manifest, Tensor
 from .report import Damage
 
 
@@ -33,7 +33,7 @@ def view(leaf: dict[str, Any], chunk: Tensor, manifest: Manifest) -> Tensor:
 def _negated(dtype: str, data: bytes, conj: bool, neg: bool) -> bytes:
     """Elements with the sign of their imaginary part changed, and then that of the whole."""
     real = not dtype.startswith("complex")
-    if "float8" in dtype or "float4" in dtype or dtype == "bool" or (real and conj):
+    if "float8" in dtype or "float4" in dtype or dtype in ("bool", *SHELLS) or (real and conj):
         raise Damage(f"conj or neg of {dtype} has no meaning here")
     parts = np.frombuffer(data, f"<u{SIZES[dtype] if real else SIZES[dtype] // 2}").copy()
     sign = parts.dtype.type(1 << (8 * parts.itemsize - 1))

@@ -11,11 +11,20 @@ import numpy as np
 import torch
 
 from tierload.errors import CorruptStore
-from tierload.state import container_binding, files, leaf_binding, module_binding, optimizer_binding, rng
-from tierload.state.decoders import members, optimizer_node
+from tierload.state import (
+    compound_binding,
+    container_binding,
+    files,
+    leaf_binding,
+    module_binding,
+    optimizer_binding,
+    rng,
+)
+from tierload.state.compounds import is_compound
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
+from tierload.state.members import members, optimizer_node
 from tierload.state.modules import is_stateful
 from tierload.state.names import ParameterNames
 from tierload.state.nodes import tag_of
@@ -61,12 +70,6 @@ def plan_bind(
         plan = binder.plan()
     refuse_unused(wanted)
     return plan
-
-
-_KINDS = {"": "a plain value", "t": "a tensor", "list": "a list", "tuple": "a tuple", "object": "an object"} | (
-    dict.fromkeys(container_binding.MAPPINGS, "a dict")
-)
-"""Tags in words."""
 
 
 class Binder:
@@ -160,7 +163,7 @@ class Binder:
                 if self.reader.wants(parts.groups[1]):
                     found.append(parts.groups[1])
             else:
-                below = [] if tag in ("", "rng", "enum") else members(self.reader, tag, content, place)
+                below = [] if tag in ("", "rng", "enum", "compound") else members(self.reader, tag, content, place)
             if below:
                 stack.extend(below)
             elif self.reader.wants(place):
@@ -170,8 +173,7 @@ class Binder:
     def mismatch(self, what: str, node: object, path: Path) -> None:
         """Report that the store has another kind of value than the target, if the load wants it."""
         if self.wants_any(node, path):
-            tag, _ = tag_of(node)
-            kind = _KINDS.get(tag, f"a value of tag {tag!r}")
+            kind = container_binding.kind_of_node(node, path)
             self.problems.dtypes(path, f"is {what} in the target and {kind} in the store")
 
     def wants_any_of(self, places: Iterable[Path]) -> bool:
@@ -189,8 +191,7 @@ class Binder:
         if tag != "t":
             self.mismatch("a tensor", node, path)
             return None
-        subclass = not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter)
-        if subclass or live.layout is not torch.strided or live.is_nested:
+        if not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter):
             raise refusal(live, path)
         view = self.reader.view(content, path)
         own, stored = BY_DTYPE.get(live.dtype), view.row
@@ -210,6 +211,9 @@ class Binder:
 
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
+        if is_compound(live):
+            compound_binding.bind_compound(self, live, node, path, put)
+            return
         if not self.reader.wants(path):
             return
         view = self.matching_view(live, node, path)
@@ -227,9 +231,15 @@ class Binder:
             return
         self.loaded.append(path)
 
+    def fill(self, fill: Fill) -> None:
+        """Fill one tensor of the target."""
+        self._fills.append(fill)
+
     def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
         """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
         tag, content = tag_of(node)
+        if is_compound(live):
+            return compound_binding.fill_if_alike(self, live, node, path)
         if tag != "t" or live.is_meta or not is_plain_tensor(live):
             return False
         view = self.reader.view(content, path)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tierload.state.assembly import read_compound
 from tierload.state.containers import key_element
-from tierload.state.decoders import entries
 from tierload.state.keys import Path
+from tierload.state.members import entries
 from tierload.state.nodes import tag_of
 from tierload.state.registry import is_named_tuple
 from tierload.state.targets import Put, attribute_put, fields_of_target, item_put, leaves_of_target
@@ -15,12 +16,23 @@ from tierload.state.targets import Put, attribute_put, fields_of_target, item_pu
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
 
-__all__ = ["MAPPINGS", "bind_fields", "bind_mapping", "bind_sequence"]
+__all__ = ["MAPPINGS", "bind_fields", "bind_mapping", "bind_sequence", "kind_of_node"]
 
 MAPPINGS = frozenset("d map odict statedict ddict counter".split())
 """Tags of dicts."""
 
 _SEQUENCES = frozenset("list tuple deque named".split())
+
+_KINDS = {"": "a plain value", "t": "a tensor", "list": "a list", "tuple": "a tuple", "object": "an object"} | (
+    dict.fromkeys(MAPPINGS, "a dict")
+)
+"""Tags in words."""
+
+
+def kind_of_node(node: object, path: Path) -> str:
+    """What stands in the store, in words."""
+    tag, content = tag_of(node)
+    return read_compound(content, path).told() if tag == "compound" else _KINDS.get(tag, f"a value of tag {tag!r}")
 
 
 def bind_mapping(binder: Binder, live: dict[Any, Any], node: object, path: Path) -> None:

@@ -7,203 +7,25 @@ returns its own value.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import enum
 from collections.abc import Callable, Generator, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from tierload.errors import CorruptStore
 from tierload.state import rng
+from tierload.state.assembly import read_compound
 from tierload.state.containers import FACTORIES
-from tierload.state.keys import Path
+from tierload.state.keys import Part, Path
+from tierload.state.members import optimizer_node, pairs, type_fields
 from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
-from tierload.state.registry import is_named_tuple
+from tierload.state.rebuilding import blank, compound_tensor, member, named_tuple
 from tierload.state.scalars import sized
 
 if TYPE_CHECKING:
     from tierload.state.reader import Reader
 
-__all__ = ["COUNTED", "DECODERS", "OptimizerNode", "entries", "hashable", "members", "optimizer_node"]
+__all__ = ["DECODERS"]
 
 Decoding = Generator[tuple[object, Path], object, object]
-
-COUNTED = frozenset("list d map odict statedict ddict counter deque set bytearray blob ndarray data object rng".split())
-"""Tags of the containers that a ``ref`` counts."""
-
-
-@dataclasses.dataclass(slots=True)
-class OptimizerNode:
-    """The parts of an optimizer in the document; ``states`` are by position, or by what else torch keys them with."""
-
-    names: list[str | None]
-    groups: tuple[object, Path]
-    states: list[tuple[Any, object, Path]]
-    rest: tuple[object, Path]
-
-
-def optimizer_node(reader: Reader, content: object, path: Path) -> OptimizerNode:
-    """Check and take apart the ``optimizer`` of an object."""
-    labels, groups, states, rest = fields_of(content, "names", "groups", "state", "rest")
-    names = [None if label is None else reader.key(label) for label in sized(labels)]
-    if any(name is not None and type(name) is not str for name in names) or tag_of(rest)[0] not in ("d", "map"):
-        raise CorruptStore(f"{path.shown()} is a damaged optimizer")
-    below = path.child("state")
-    entries = []
-    seen: set[int | str] = set()
-    for label, node in (sized(pair, 2) for pair in sized(states)):
-        key = reader.key(label)
-        if type(key) not in (int, str) or key in seen:
-            raise CorruptStore(f"{path.shown()} has a damaged state of {key!r:.40}")
-        seen.add(key)
-        element = reader.element(label, key)
-        if type(key) is int and 0 <= key < len(names):
-            element = names[key] or key
-        entries.append((key, node, below.child(element)))
-    return OptimizerNode(names, (groups, path.child("param_groups")), entries, (rest, path.inner()))
-
-
-def entries(reader: Reader, tag: str, content: Any, path: Path) -> list[tuple[Any, Path, object]]:
-    """Key or index, place and node of everything in a container."""
-    if tag == "d":
-        if type(content) is not dict:
-            raise CorruptStore(f"{path.shown()} is no dict in the state document")
-        return [(name, path.child(name), node) for name, node in content.items()]
-    if tag in ("list", "tuple"):
-        return [(index, path.child(index), node) for index, node in enumerate(sized(content))]
-    if tag in ("map", "odict", "counter"):
-        return [(key, path.child(element), node) for key, element, node in _pairs(reader, content)]
-    if tag in ("ddict", "statedict"):
-        items, _ = fields_of(content, "items", "factory" if tag == "ddict" else "metadata")
-        return [(key, path.child(element), node) for key, element, node in _pairs(reader, items)]
-    if tag == "deque":
-        items, _ = fields_of(content, "items", "maxlen")
-        return [(index, path.child(index), node) for index, node in enumerate(sized(items))]
-    if tag in ("named", "data"):
-        return [(name, path.child(name), node) for name, node in _fields(content)[1]]
-    return []
-
-
-def members(reader: Reader, tag: str, content: Any, path: Path) -> list[tuple[Path, object]]:
-    """Place and node of everything inside a node, in writing order."""
-    below = [(place, node) for _, place, node in entries(reader, tag, content, path)]
-    if tag == "statedict":
-        return [*below, (path.inner(), content["metadata"])]
-    if tag == "object" and type(content) is dict and "optimizer" in content:
-        _, optimizer = fields_of(content, "type", "optimizer")
-        parts = optimizer_node(reader, optimizer, path)
-        states = [(place, node) for _, node, place in parts.states]
-        return [(parts.groups[1], parts.groups[0]), *states, (parts.rest[1], parts.rest[0])]
-    if tag in ("object", "rng"):
-        _, state = fields_of(content, "type" if tag == "object" else "kind", "state")
-        return [(path.inner(), state)]
-    if tag == "enum":
-        return [(path.inner(), fields_of(content, "type", "name", "value")[2])]
-    return below
-
-
-def hashable(reader: Reader, tag: str, content: Any, key: Callable[[object], Any]) -> Any:
-    """The value of a tag that can stand in a key or a set and holds others; ``key`` decodes these."""
-    if tag == "tuple":
-        return tuple(key(node) for node in sized(content))
-    if tag == "frozenset":
-        return frozenset(key(node) for node in sized(content))
-    if tag == "range":
-        return range(*(key(node) for node in sized(content, 3)))
-    if tag == "slice":
-        return slice(*(key(node) for node in sized(content, 3)))
-    if tag == "enum":
-        return _member(reader, content, key(content["value"]))
-    if tag in ("named", "data"):
-        name, fields = _fields(content)
-        values = [(field, key(node)) for field, node in fields]
-        build = _named_tuple if tag == "named" else _instance
-        rebuilt = build(reader, name, values)
-        return rebuilt if rebuilt is not None else tuple(value for _, value in values)
-    raise CorruptStore(f"the state document has {tag!r:.40} in a key or a set")
-
-
-def _pairs(reader: Reader, content: object) -> Iterable[tuple[Any, object, object]]:
-    """Key, element of the path, and node of each ``[key, value]``."""
-    for label, node in (sized(pair, 2) for pair in sized(content)):
-        key = reader.key(label)
-        yield key, reader.element(label, key), node
-
-
-def _fields(content: object) -> tuple[str, list[tuple[str, object]]]:
-    """The type's name and the fields of a named tuple or dataclass."""
-    name, fields = fields_of(content, "type", "fields")
-    pairs = [(field, node) for field, node in (sized(pair, 2) for pair in sized(fields))]
-    names = [field for field, _ in pairs]
-    if type(name) is not str or any(type(field) is not str for field in names) or len(set(names)) != len(names):
-        raise CorruptStore(f"the state document has damaged fields of {name!r:.80}")
-    return name, pairs
-
-
-def _unknown(reader: Reader, name: str, what: str) -> None:
-    reader.note(f"{name} is not among the types passed or registered; its values are loaded as {what}")
-
-
-def _named_tuple(reader: Reader, name: str, values: list[tuple[str, object]]) -> Any:
-    cls = reader.types.get(name)
-    if cls is None or not is_named_tuple(cls):
-        _unknown(reader, name, "tuples")
-        return None
-    fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-    given = dict(values)
-    defaults = getattr(cls, "_field_defaults", {})
-    if not given.keys() <= set(fields) or any(field not in given and field not in defaults for field in fields):
-        reader.note(f"{name} has other fields now ({', '.join(fields)}); its values are loaded as tuples")
-        return None
-    return cls(**given)
-
-
-def _blank(reader: Reader, name: str, fields: Iterable[str]) -> Any:
-    """An instance of a known dataclass with its defaults for what is not stored, or None."""
-    cls = reader.types.get(name)
-    if cls is None or not dataclasses.is_dataclass(cls):
-        _unknown(reader, name, "dicts")
-        return None
-    stored, known = set(fields), {field.name: field for field in dataclasses.fields(cls)}
-    fresh: dict[str, object] = {}
-    for field in known.values():
-        if field.name in stored:
-            continue
-        if field.default_factory is not dataclasses.MISSING:
-            fresh[field.name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING:
-            fresh[field.name] = field.default
-        else:
-            break
-    if not stored <= known.keys() or stored | fresh.keys() != known.keys():
-        reader.note(f"{name} has other fields now ({', '.join(known)}); its values are loaded as dicts")
-        return None
-    value = object.__new__(cls)
-    for field_name, default in fresh.items():
-        object.__setattr__(value, field_name, default)
-    return value
-
-
-def _instance(reader: Reader, name: str, values: list[tuple[str, object]]) -> Any:
-    instance = _blank(reader, name, [field for field, _ in values])
-    if instance is not None:
-        for field, value in values:
-            object.__setattr__(instance, field, value)
-    return instance
-
-
-def _member(reader: Reader, content: object, value: object) -> object:
-    name, label, _ = fields_of(content, "type", "name", "value")
-    cls = reader.types.get(name)
-    if cls is None or not issubclass(cls, enum.Enum):
-        _unknown(reader, name, "plain values")
-        return value
-    if type(label) is str and label in cls.__members__:
-        return cls.__members__[label]
-    try:
-        return cls(value)
-    except ValueError:
-        reader.note(f"{name} has no member {label} now; its value is loaded")
-        return value
 
 
 def _sequence(
@@ -287,45 +109,45 @@ def _dict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
 
 
 def _map(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, _pairs(reader, content), path, {})
+    return _mapping(reader, node, pairs(reader, content), path, {})
 
 
 def _odict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, _pairs(reader, content), path, collections.OrderedDict())
+    return _mapping(reader, node, pairs(reader, content), path, collections.OrderedDict())
 
 
 def _statedict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     items, metadata = fields_of(content, "items", "metadata")
-    value = yield from _mapping(reader, node, _pairs(reader, items), path, collections.OrderedDict())
+    value = yield from _mapping(reader, node, pairs(reader, items), path, collections.OrderedDict())
     if value is not DROPPED:
         value._metadata = reader.unfiltered(metadata, path.inner())  # type: ignore[attr-defined]
     return value
 
 
 def _counter(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, _pairs(reader, content), path, collections.Counter())
+    return _mapping(reader, node, pairs(reader, content), path, collections.Counter())
 
 
 def _ddict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     items, factory = fields_of(content, "items", "factory")
     values: collections.defaultdict[Any, Any] = collections.defaultdict(None if factory is None else FACTORIES[factory])
-    return _mapping(reader, node, _pairs(reader, items), path, values)
+    return _mapping(reader, node, pairs(reader, items), path, values)
 
 
 def _named(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    name, fields = _fields(content)
+    name, fields = type_fields(content)
     values = []
     for field, inner in fields:
         values.append((field, (yield inner, path.child(field))))
     if reader.keys is not None:
         return _selected(reader, values, path)
-    rebuilt = _named_tuple(reader, name, values)
+    rebuilt = named_tuple(reader, name, values)
     return rebuilt if rebuilt is not None else tuple(value for _, value in values)
 
 
 def _data(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    name, fields = _fields(content)
-    instance = None if reader.keys is not None else _blank(reader, name, [field for field, _ in fields])
+    name, fields = type_fields(content)
+    instance = None if reader.keys is not None else blank(reader, name, [field for field, _ in fields])
     plain: dict[str, Any] = {}
     reader.keep(node, plain if instance is None else instance)
     for field, inner in fields:
@@ -355,7 +177,7 @@ def _whole(reader: Reader, path: Path, *nodes: tuple[object, Path]) -> list[Any]
 
 def _enum(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     value = yield content["value"], path.inner()
-    return value if value is DROPPED else _member(reader, content, value)
+    return value if value is DROPPED else member(reader, content, value)
 
 
 def _range(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
@@ -398,6 +220,25 @@ def _object(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     return value
 
 
+def _compound(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
+    """A compound tensor. Its indices, offsets and context may be looked at, so it is made when the bytes are there."""
+    if not reader.wants(path):
+        return DROPPED
+    compound = read_compound(content, path)
+    reader.opened(node, True)
+    context = (yield compound.context, path.inner()) if compound.form == "subclass" else None
+    parts: dict[str, Any] = {}
+    for name, inner in compound.parts.items():
+        if tag_of(inner)[0] not in ("t", "compound", "ref"):
+            raise CorruptStore(f"{path.shown()} has a part {name!r:.80} that is no tensor")
+        parts[name] = yield inner, path.child(Part(name))
+    reader.opened(node, False)
+    reader.late = True
+    value = compound_tensor(reader, content, compound, parts, context) if reader.ready else None
+    reader.keep(node, value)
+    return value
+
+
 def _optimizer(reader: Reader, content: object, path: Path) -> Decoding:
     """An optimizer in the form of torch's ``state_dict()``."""
     node = optimizer_node(reader, content, path)
@@ -431,6 +272,7 @@ DECODERS: dict[str, Callable[[Reader, object, Any, Path], Decoding]] = {
     "enum": _enum,
     "range": _range,
     "slice": _slice,
+    "compound": _compound,
     "object": _object,
     "rng": _rng,
 }

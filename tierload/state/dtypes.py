@@ -34,7 +34,16 @@ CODE_NAMES = {
     20: "float8_e5m2fnuz",
     21: "float8_e8m0fnu",
     22: "float4_e2m1fn_x2",
+    **{22 + bits: f"int{bits}" for bits in range(1, 8)},
+    **{29 + bits: f"uint{bits}" for bits in range(1, 8)},
+    37: "bits8",
+    38: "bits16",
+    39: "bits1x8",
+    40: "bits2x4",
+    41: "bits4x2",
 }
+
+_SHELLS = range(23, 42)
 
 _CASTABLE = {"float16", "bfloat16", "float32", "float64"}
 
@@ -54,6 +63,11 @@ class DType:
     item_size: int
     floating: bool
     castable: bool
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether torch has the dtype, and hardly an operator for it: not even ``copy_`` for most."""
+        return self.code in _SHELLS
 
     @property
     def differentiable(self) -> bool:

@@ -148,6 +148,9 @@ class Fills:
             warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
             for fill, source in self._copies:
                 live = fill.live.detach()
+                if fill.view.row.is_shell:
+                    integers = torch.uint8 if fill.view.row.size == 1 else torch.int16
+                    live, source = live.view(integers), source.view(integers)
                 for dim, (count, step) in enumerate(zip(live.shape, live.stride(), strict=True)):
                     if not step and count > 1:
                         live, source = live.narrow(dim, 0, 1), source.narrow(dim, 0, 1)

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from tierload.errors import UnsupportedValue
-from tierload.state import files, modules, optimizers, rng
-from tierload.state.chunking import Chunk, View, chunks_of
+from tierload.state import compound_writing, files, modules, optimizers, rng
+from tierload.state.chunking import Chunk, chunks_of
+from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
-from tierload.state.dtypes import UINT8, DType
-from tierload.state.footprints import contiguous_strides
+from tierload.state.dtypes import UINT8
 from tierload.state.keys import DEPTH_MAX, ROOT, Path
 from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
+from tierload.state.sources import source, view_json
 from tierload.state.tensors import TensorLeaf, refusal
 from tierload.state.texts import base64_text, quoted
 from tierload.types import ChunkSource, FlatState
@@ -93,7 +94,7 @@ class _Writer:
 
     def write(self) -> None:
         """Write the whole document, with empty slots for the numbers of chunks."""
-        out, seen, encoders, counted = self._out, self._seen, self._encoders, self._counted
+        out, encoders, counted = self._out, self._encoders, self._counted
         stack: Parts = [(self._state, ROOT)]
         while stack:
             item = stack.pop()
@@ -112,15 +113,10 @@ class _Writer:
                 if encode is None:
                     encode, is_counted = self._other(value, path)
                 if is_counted:
-                    number = seen.get(id(value))
-                    if number is not None:
-                        if id(value) in self._open:
-                            raise Unwritable("its own state refers to it")
-                        out.append(f'{{"ref":{number}}}')
+                    reference = self._met(value)
+                    if reference:
+                        out.append(reference)
                         continue
-                    seen[id(value)] = self._count
-                    self._count += 1
-                    self._kept.append(value)
                 if path.depth > DEPTH_MAX:
                     raise Unwritable(f"the state nests deeper than {DEPTH_MAX} levels here")
                 stack.extend(reversed(encode(value, path)))
@@ -144,12 +140,12 @@ class _Writer:
             last = key
             if type(row) is TensorLeaf:
                 self._out[row.slot] = f'{{"chunk":{number},"shape":[{",".join(map(str, row.shape))}]{row.marks}}}'
-                sources.append(_source(key, row.row, row.shape, row.start, row.nbytes, row.tensor))
+                sources.append(source(key, row.row, row.shape, row.start, row.nbytes, row.tensor))
             elif isinstance(row, _Blob):
                 self._out[row.slot] = str(number)
                 length = row.data.nbytes
                 pointer = row.data.ctypes.data if length else 0
-                sources.append(_source(key, UINT8, (length,), pointer, length, row.data))
+                sources.append(source(key, UINT8, (length,), pointer, length, row.data))
             elif isinstance(row, Chunk):
                 tie = ""
                 if len(row.views) > 1:
@@ -158,12 +154,26 @@ class _Writer:
                 if row.apart is not None:
                     tie += f',"apart":{apart.setdefault(id(row.apart), len(apart))}'
                 for view in row.views:
-                    self._out[view.leaf.slot] = _view_json(number, row, view, tie)
-                sources.append(_source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner, row.strides))
+                    self._out[view.leaf.slot] = view_json(number, row, view, tie)
+                sources.append(source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner, row.strides))
         return FlatState(tuple(sources), "".join(self._out).encode("ascii"), tuple(self._notes))
+
+    def _met(self, value: object) -> str:
+        """Count a value whose identity is kept; the reference to it when it has been met before, else no text."""
+        number = self._seen.get(id(value))
+        if number is not None:
+            if id(value) in self._open:
+                raise Unwritable("its own state refers to it")
+            return f'{{"ref":{number}}}'
+        self._seen[id(value)] = self._count
+        self._count += 1
+        self._kept.append(value)
+        return ""
 
     def _other(self, value: object, path: Path) -> tuple[Callable[[Any, Path], Parts], bool]:
         """How a value of no built-in type is written, and whether references count it."""
+        if is_compound(value):
+            return self._compound, False  # it counts itself
         if isinstance(value, torch.Tensor) and not self._allow_pickle:
             raise refusal(value, path)
         if isinstance(value, torch.optim.Optimizer):
@@ -184,8 +194,14 @@ class _Writer:
         return len(self._out) - 1
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Parts:
+        if is_compound(tensor):
+            return self._compound(tensor, path)
         self._tensors.append(TensorLeaf(tensor, path, self._slot('{"t":')))
         return ["}"]
+
+    def _compound(self, tensor: torch.Tensor, path: Path) -> Parts:
+        reference = self._met(tensor)
+        return [reference] if reference else self._opened(tensor, compound_writing.encode(tensor, path))
 
     def _blob(self, path: Path, data: np.ndarray[Any, np.dtype[np.uint8]], text: str) -> None:
         self._blobs.append(_Blob(path.text(), self._slot(text), data))
@@ -270,29 +286,3 @@ class _Opened:
 
 
 _NOTHING = np.empty(0, np.uint8)
-
-
-def _source(
-    key: str,
-    row: DType,
-    sizes: tuple[int, ...],
-    pointer: int,
-    nbytes: int,
-    owner: object,
-    strides: tuple[int, ...] = (),
-) -> ChunkSource:
-    return ChunkSource(
-        key, row.code, row.item_size, row.floating, sizes, (0,) * len(sizes), sizes, pointer, nbytes, owner, strides
-    )
-
-
-def _view_json(number: int, chunk: Chunk, view: View, tie: str) -> str:
-    leaf = view.leaf
-    shape = ",".join(map(str, leaf.shape))
-    text = f'{{"chunk":{number},"shape":[{shape}]'
-    whole = leaf.row is chunk.row and leaf.nbytes == chunk.nbytes
-    if view.offset or not whole or view.stride != contiguous_strides(leaf.shape):
-        text += f',"stride":[{",".join(map(str, view.stride))}],"offset":{view.offset}'
-    if leaf.row is not chunk.row:
-        text += f',"dtype":"{leaf.row.name}"'
-    return f"{text}{leaf.marks}{tie}}}"

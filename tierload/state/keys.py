@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Sequence
 
-__all__ = ["DEPTH_MAX", "ROOT", "KeyFilter", "OtherKey", "Path", "element_text", "literal"]
+__all__ = ["DEPTH_MAX", "ROOT", "KeyFilter", "OtherKey", "Part", "Path", "element_text", "literal"]
 
 DEPTH_MAX = 500
 """Levels of nesting that a state may have, on writing and on reading."""
@@ -24,6 +24,15 @@ class OtherKey:
 
     def __repr__(self) -> str:
         return self.text
+
+
+class Part:
+    """An element of a path that no key of a dict has: a part of a compound tensor."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class Path:
@@ -74,7 +83,9 @@ class Path:
         elements: list[str] = []
         place: Path | None = self
         while place is not None:
-            if place.element is not _SAME:
+            if isinstance(place.element, Part):
+                elements.append(f".{place.element.name}")
+            elif place.element is not _SAME:
                 elements.append(f"[{_brief(place.element)}]")
             place = place.parent
         elements.reverse()
@@ -109,13 +120,16 @@ def element_text(element: object) -> str:
     """One element of a key.
 
     Text stands for itself with ``~``, ``/`` and a leading ``#`` escaped, and ``~3`` for none. Everything else is ``#``
-    and its Python literal in ASCII, or where Python has none, its JSON text.
+    and its Python literal in ASCII, or where Python has none, its JSON text; a part of a compound tensor is ``~.`` and
+    its name.
     """
     if type(element) is str:
         if not element:
             return "~3"
         text = _escaped(element) if "~" in element or "/" in element else element
         return f"~2{text[1:]}" if text[0] == "#" else text
+    if type(element) is Part:
+        return "~." + _escaped(element.name)
     return "#" + _escaped(literal(element) or repr(element))
 
 

@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tierload.errors import KeyMismatch
-from tierload.state.decoders import entries
+from tierload.state.compound_binding import is_handed_over
 from tierload.state.fills import Fill
 from tierload.state.keys import Path
+from tierload.state.members import entries
 from tierload.state.memory import Memory
 from tierload.state.nodes import tag_of
 
@@ -98,6 +99,8 @@ def _hand_over(
     names = []
     for name in _matching(binder, own, stored, path, renames=renames):
         place, node = stored[name]
+        if not is_handed_over(binder, own.get(name), node, place):
+            continue
         if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t":
             view = binder.matching_view(own[name], node, place)
             if view is None:

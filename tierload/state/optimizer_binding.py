@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tierload.state.decoders import OptimizerNode, entries, optimizer_node
+from tierload.state.compound_binding import is_handed_over
 from tierload.state.keys import Path
 from tierload.state.leaf_binding import bind_stateful
+from tierload.state.members import OptimizerNode, entries, optimizer_node
 from tierload.state.nodes import tag_of
 from tierload.state.optimizers import own_names, parameters_of
 
@@ -187,7 +188,7 @@ def _bind_states(
                 for name, spot, inner in entries(binder.reader, tag, content, place):
                     old = current.get(name) if isinstance(current, dict) else None
                     target = old if isinstance(old, torch.Tensor) and binder.fill_if_alike(old, inner, spot) else None
-                    if target is None:
+                    if target is None and is_handed_over(binder, None, inner, spot):
                         binder.reader.unfiltered(inner, spot)
                         binder.loaded.append(spot)
                     parts.append((name, spot, inner, target))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tierload.errors import CorruptStore, UnsupportedFormat, UnsupportedValue
-from tierload.state import decoders, files
+from tierload.state import decoders, file_nodes, members, rebuilding
 from tierload.state.containers import HASHABLE_DEPTH_MAX, hashable_json, key_element
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, OtherKey, Path
 from tierload.state.memory import Memory
@@ -70,7 +70,7 @@ class Reader:
         self.users: dict[int, list[Path]] = defaultdict(list)
         self._allow_pickle = allow_pickle
         self._views: dict[int, TensorView] = {}
-        self._made: dict[int, object] = {}  # tensors, arrays, files: by their content
+        self._made: dict[int, object] = {}  # tensors, compound ones too, arrays, files: by their content
         self._tied: dict[TensorView, torch.Tensor] = {}
         self._objects: dict[int, object] = {}  # containers: by their node
         self._open: set[int] = set()
@@ -147,6 +147,12 @@ class Reader:
         """Whether the key filter lets a value at ``path`` through."""
         return self.keys is None or self.keys.wants(path)
 
+    def once(self, content: object, make: Callable[[], object]) -> Any:
+        """What ``make`` gives for the content of a node, however often that is decoded."""
+        if id(content) not in self._made:
+            self._made[id(content)] = make()
+        return self._made[id(content)]
+
     def target(self, number: object) -> object:
         """The node that a ``ref`` names."""
         if type(number) is not int or self._numbered is None or not 0 <= number < len(self._numbered):
@@ -170,7 +176,7 @@ class Reader:
             raise CorruptStore(f"a key or set in the state document nests deeper than {HASHABLE_DEPTH_MAX} levels")
         if tag in READERS:
             return READERS[tag](content)
-        return decoders.hashable(self, tag, content, lambda inner: self.key(inner, level + 1))
+        return rebuilding.hashable(self, tag, content, lambda inner: self.key(inner, level + 1))
 
     def element(self, node: object, key: object) -> object:
         """A decoded dict key as an element of a path: the one that the writer used, whatever types are known here."""
@@ -222,10 +228,10 @@ class Reader:
             tag, content = tag_of(node)
             if tag not in decoders.DECODERS and tag not in _LEAVES and tag != "ref":
                 raise CorruptStore(f"the state document has an unknown tag {tag!r:.40}")
-            if tag in decoders.COUNTED:
+            if tag in members.COUNTED:
                 found.append(node)
             try:
-                stack.extend(reversed([(child, place) for place, child in decoders.members(self, tag, content, path)]))
+                stack.extend(reversed([(child, place) for place, child in members.members(self, tag, content, path)]))
             except _DAMAGE as error:
                 raise CorruptStore(f"{path.shown()} cannot be read: {error!r}") from error
         return found
@@ -258,7 +264,7 @@ class Reader:
             self.users[number].append(path)
         return made
 
-    def _raw(self, number: Any, content: object, path: Path) -> np.ndarray[Any, Any]:
+    def raw(self, number: Any, content: object, path: Path) -> np.ndarray[Any, Any]:
         """The bytes of a chunk of raw bytes."""
         made = self._made.get(id(content))
         if made is None:
@@ -272,43 +278,10 @@ class Reader:
         number, kind = fields_of(content, "chunk", "as")
         if kind not in ("bytes", "bytearray"):
             raise CorruptStore(f"{path.shown()} is damaged")
-        raw = self._raw(number, content, path)
+        raw = self.raw(number, content, path)
         self.late = True
         data = raw.tobytes() if self.ready else b""
         return data if kind == "bytes" else bytearray(data)
-
-    def _file(self, content: Any, path: Path) -> object:
-        return files.File.loaded(self._file_entry(content, path, files.check_name(content.get("name"))))
-
-    def _file_entry(self, content: Any, path: Path, name: str) -> files.FileEntry:
-        mode = content["mode"]
-        if type(mode) is not int:
-            raise CorruptStore(f"{path.shown()} is a damaged file")
-        raw = np.empty(0, np.uint8) if content["chunk"] is None else self._raw(content["chunk"], content, path)
-        return files.FileEntry(raw, mode & 0o777, name)
-
-    def _folder(self, content: Any, path: Path) -> object:
-        root = files.FolderEntry()
-        pending: list[tuple[Any, files.FolderEntry, Path]] = [(content, root, path)]
-        while pending:
-            inner, folder, place = pending.pop()
-            if place.depth > DEPTH_MAX:
-                raise CorruptStore(f"the state document nests deeper than {DEPTH_MAX} levels")
-            for name, node in (sized(pair, 2) for pair in sized(*fields_of(inner, "entries"))):
-                if files.check_name(name) in folder.entries:
-                    raise CorruptStore(f"{place.shown()} has two entries {name!r}")
-                tag, below = tag_of(node)
-                if tag == "folder":
-                    entry = folder.entries[name] = files.FolderEntry()
-                    pending.append((below, entry, place.child(name)))
-                elif tag == "file":
-                    folder.entries[name] = self._file_entry(below, place.child(name), "")
-                elif tag == "link" and type(below) is str:
-                    folder.entries[name] = files.LinkEntry(below)
-                else:
-                    raise CorruptStore(f"{place.shown()} has a damaged entry {name!r}")
-        files.check_tree(root)
-        return files.Folder.loaded(root)
 
     def _pickle(self, content: Any, path: Path) -> object:
         if not self._allow_pickle:
@@ -316,9 +289,7 @@ class Reader:
                 f"{path.shown()} (key {path.text()!r}) was pickled, which can run any code: if you trust the store, "
                 "pass allow_pickle=True"
             )
-        if id(content) not in self._made:
-            self._made[id(content)] = pickle.loads(bytes_of(content))
-        return self._made[id(content)]
+        return self.once(content, lambda: pickle.loads(bytes_of(content)))
 
 
 Leaf = Callable[[Reader, Any, Path], object]
@@ -333,8 +304,8 @@ _LEAVES: dict[str, Leaf] = {tag: _scalar(read) for tag, read in READERS.items()}
     "ndarray": Reader._array,
     "blob": Reader._blob,
     "bytearray": lambda reader, content, path: bytearray(bytes_of(content)),
-    "file": Reader._file,
-    "folder": Reader._folder,
+    "file": file_nodes.read_file,
+    "folder": file_nodes.read_folder,
     "pickle": Reader._pickle,
     "set": lambda reader, content, path: {reader.key(node) for node in sized(content)},
     "frozenset": lambda reader, content, path: frozenset(reader.key(node) for node in sized(content)),

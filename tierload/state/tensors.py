@@ -31,7 +31,7 @@ class TensorLeaf:
 
     def __init__(self, tensor: torch.Tensor, path: Path, slot: int) -> None:
         row = BY_DTYPE.get(tensor.dtype)
-        if row is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        if row is None or tensor.is_meta:
             raise refusal(tensor, path)
         self.key = path.text()
         self.tensor = tensor
@@ -67,15 +67,12 @@ def refusal(tensor: torch.Tensor, path: Path) -> UnsupportedValue:
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         what = f"a tensor subclass {kind.__module__}.{kind.__qualname__}"
-        advice = "store the plain tensors that it is made of, or initialise it first"
+        advice = "give it __tensor_flatten__ and __tensor_unflatten__, store plain tensors, or initialise it first"
     elif tensor.is_meta:
         what, advice = "a tensor on the meta device, which has no data", "materialise it before saving"
-    elif tensor.is_nested or tensor.layout is not torch.strided:
-        what = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
-        advice = "store its parts (values, indices, offsets) or a dense copy; this layout comes in a later release"
     else:
         what = f"a tensor of dtype {tensor.dtype}"
-        advice = "store its integer representation; this dtype comes in a later release"
+        advice = "store its bytes, as in tensor.view(torch.uint8)"
     return UnsupportedValue(f"{path.shown()} (key {path.text()!r}) is {what}, which cannot be stored: {advice}")
 
 
