@@ -30,6 +30,7 @@ NEIGHBOURS = {("storage", "codec"), ("codec", "storage")}
 # is at the bottom, and the room `storage` holds its implementations.
 CONTRACTS = {
     "bytes": "base",
+    "device": "base",
     "digest": "base",
     "error": "base",
     "storage": "base",
