@@ -245,7 +245,7 @@ def test_the_same_calls_write_the_same_bytes(tmp_path: Path) -> None:
     trees = []
     for name in "ab":
         torch.manual_seed(3)
-        keeper = Keeper(tmp_path / name, Settings(threads=3 if name == "a" else 1))
+        keeper = Keeper(tmp_path / name, Settings(compression="fast", threads=3 if name == "a" else 1))
         keeper.save(states.shared_memory())
         keeper.save(states.real_looking(40), step=1)
         keeper.store.close()
