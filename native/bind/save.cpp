@@ -65,11 +65,10 @@ class Save {
     WriteOptions options;
     options.threads = threads;
     options.segment_bytes = segment_bytes;
+    if (compression == "auto") options.device_rate = device_rate;
     if (compression == "off") options.compression = Compression::off;
     if (compression == "small") options.compression = Compression::small;
     const nb::gil_scoped_release release;
-    if (compression == "auto") options.compression = choose_compression(sources, threads, device_rate);
-    compression_ = options.compression;
     written_ = write_pages(open(), sources, parent ? parent->manifest.get() : nullptr, options, progress);
   }
 
@@ -105,7 +104,9 @@ class Save {
 
   const WriteResult& written() const { return written_; }
   const char* compression() const {
-    return compression_ == Compression::off ? "off" : compression_ == Compression::small ? "small" : "fast";
+    return written_.compression == Compression::off     ? "off"
+           : written_.compression == Compression::small ? "small"
+                                                        : "fast";
   }
 
  private:
@@ -116,7 +117,6 @@ class Save {
   std::shared_ptr<Catalog> catalog_;  // outlives the transaction, even when the store is closed meanwhile
   std::unique_ptr<Transaction> transaction_;
   WriteResult written_;
-  Compression compression_ = Compression::fast;
 };
 
 }  // namespace

@@ -73,6 +73,7 @@ class PageWriter {
         own_table_(sources.size()),
         slots_(slot_count(sources, options.threads)) {
     result_.pages.resize(sources.size());
+    result_.compression = options.compression;
     for (const PageSource& source : sources) {
       for (const SourcePart& part : source.parts) bytes_left_ += part.length;
     }
@@ -132,11 +133,21 @@ class PageWriter {
     }
     at.known = found >= 0;
     if (at.known) return;
-    at.encoded = encode_page(at.raw, source.item_size, source.floating, options_.compression, at.scratch);
+    at.encoded = encode_page(at.raw, source.item_size, source.floating, compression(), at.scratch);
     at.row.codec = static_cast<uint8_t>(at.encoded.codec);
     at.row.stored_length = static_cast<uint32_t>(at.encoded.bytes.size());
     at.row.stored_digest =
         at.encoded.codec == Codec::raw ? at.row.raw_digest : tree_digest(at.encoded.bytes, page_leaf);
+  }
+
+  // Decided for the whole save by the first page that needs it: an unchanged state tries nothing.
+  Compression compression() {
+    std::call_once(chosen_, [this] {
+      if (options_.device_rate) {
+        result_.compression = choose_compression(sources_, options_.threads, *options_.device_rate);
+      }
+    });
+    return result_.compression;
   }
 
   // Gives the page its place, in page order, and queues what has to be written.
@@ -278,6 +289,7 @@ class PageWriter {
   uint32_t open_segment_ = 0;
   uint64_t offset_ = 0;
 
+  std::once_flag chosen_;
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t next_ = 0;

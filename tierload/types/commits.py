@@ -55,7 +55,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class SaveReport:
     """What a save did. ``seconds`` is the whole call; ``pages`` counts the state's, ``written_pages`` those that were
-    not yet in the store. ``compression`` is the one that was used."""
+    not yet in the store. ``compression`` is the one that was used, if any page had to be written."""
 
     commit: Commit
     seconds: float

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ struct PageSource {
 struct WriteOptions {
   unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
   Compression compression = Compression::fast;
+  std::optional<double> device_rate;  // bytes a second: choose_compression() decides, once a page has to be encoded
   uint64_t segment_bytes = 128u << 20;
 };
 
@@ -60,6 +62,7 @@ struct WriteResult {
   uint64_t raw_bytes = 0;
   uint64_t written_bytes = 0;
   uint64_t written_pages = 0;
+  Compression compression = Compression::fast;  // what was used
 };
 
 // `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
