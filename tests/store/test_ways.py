@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 import tierload
 from tierload import Settings, _native
 from tierload.engine import devices
+from tierload.errors import StoreIOError
 
 MIB = 1 << 20
 
@@ -149,6 +151,18 @@ def test_the_device_is_measured_before_the_first_large_save_and_remembered(
     assert found.write == max(rate.write for rate in rates) > 0
     assert found.read == max(rate.read for rate in rates) > 0
     assert {rate.direct for rate in rates} == {False, True}
+
+
+def test_a_disk_that_cannot_be_measured_is_saved_to_all_the_same(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: object) -> None:
+        raise StoreIOError(errno.ENOSPC, "write: No space left on device", "calibration")
+
+    monkeypatch.setattr(devices, "measure", full)
+    monkeypatch.setattr("tierload.engine.store._MEASURE_FROM", MIB)
+    saved = state(2)
+    with tierload.Store(disk / "store", mode="w") as store:
+        store.save(saved)
+        assert same(store.load(), saved)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"vm 0:0": 3}'])

@@ -69,7 +69,7 @@ def measure(path: str | os.PathLike[str]) -> list[_native.DeviceRate]:
     """Writes and reads in a directory for about a second, in each way that works there; leaves nothing behind.
 
     Raises:
-        StoreIOError: Nothing can be written there.
+        OSError, StoreIOError: Nothing can be written there.
     """
     scratch = tempfile.mkdtemp(prefix=".tierload-calibration-", dir=path)
     try:

@@ -106,7 +106,9 @@ class Store:
         """What the store lies on; it is measured before the first large save."""
         known = devices.remembered(self.path)
         if known is None and nbytes >= _MEASURE_FROM and self.settings.compression == "auto":
-            known = devices.calibrate(self.path)
+            # A disk that is too full to be measured may still take what changed; if not, the save says so itself.
+            with contextlib.suppress(StoreIOError, OSError):
+                known = devices.calibrate(self.path)
         return known or devices.UNKNOWN
 
     @property
