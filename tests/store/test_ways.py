@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -165,10 +166,21 @@ def test_a_disk_that_cannot_be_measured_is_saved_to_all_the_same(disk: Path, mon
         assert same(store.load(), saved)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"vm 0:0": 3}'])
-def test_a_memory_that_cannot_be_read_is_measured_again(disk: Path, own_memory: Path, text: str) -> None:
+FORGED = [
+    3,
+    {"write": "fast", "read": 1.0},
+    {"write": -1.0, "read": 1.0},
+    {"write": 1.0, "read": 1.0, "block_bytes": 0},
+    {"write": 1.0, "read": 1.0, "depth": 10**6},
+    {"write": 1.0, "read": 1.0, "depth": 2.5},
+    {"write": 1.0, "read": 1.0, "colour": "red"},
+]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", *FORGED], ids=str)
+def test_a_memory_that_cannot_be_read_is_measured_again(disk: Path, own_memory: Path, content: object) -> None:
     own_memory.parent.mkdir(parents=True)
-    own_memory.write_text(text)
+    own_memory.write_text(content if isinstance(content, str) else json.dumps({devices._name(disk): content}))
     assert devices.remembered(disk) is None
     devices.remember(disk, _native.calibrate(str(disk), 0.05))
     assert devices.remembered(disk) is not None
@@ -212,8 +224,12 @@ def test_a_forked_child_reads_without_its_parents_ring(disk: Path) -> None:
         dropped(path)
         child = os.fork()
         if child == 0:
-            with tierload.open(path) as reader:
-                got = reader.load()  # compared without torch, whose threads did not survive the fork
-                os._exit(0 if all(got[key].numpy().tobytes() == saved[key].numpy().tobytes() for key in saved) else 1)
+            code = 1
+            try:
+                with tierload.open(path) as reader:
+                    got = reader.load()  # compared without torch, whose threads did not survive the fork
+                code = 0 if all(got[key].numpy().tobytes() == saved[key].numpy().tobytes() for key in saved) else 2
+            finally:
+                os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert same(store.load(), saved)

@@ -38,6 +38,9 @@ class CatalogView:
         self._made: dict[int, Commit] = {}
         self.line = Line(self._records.values(), native.head)
         self.tags = {decode_text(name): txid for name, txid in native.tags().items()}
+        self._tags_of: dict[int, list[str]] = {}
+        for tag, txid in self.tags.items():
+            self._tags_of.setdefault(txid, []).append(tag)
 
     def __contains__(self, txid: object) -> bool:
         return txid in self._records
@@ -62,7 +65,7 @@ class CatalogView:
             written_bytes=record.written_bytes,
             superseded=record.txid not in self.line,
             head=record.txid in self.line.txids[:1],
-            tags=tuple(sorted(tag for tag, txid in self.tags.items() if txid == record.txid)),
+            tags=tuple(sorted(self._tags_of.get(record.txid, ()))),
             metrics=metrics if isinstance(metrics, dict) else {},
             note=str(meta.get("note", "")),
             io=str(meta.get("io", "")),

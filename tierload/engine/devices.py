@@ -29,6 +29,12 @@ class Device:
     block_bytes: int = _BLOCK_BYTES
     depth: int = _DEPTH
 
+    def sensible(self) -> bool:
+        """Whether a measurement can have given this: what comes out of a file may be anything."""
+        whole = isinstance(self.block_bytes, int) and isinstance(self.depth, int)
+        ways = 4096 <= self.block_bytes <= 1 << 26 and self.block_bytes % 4096 == 0 and 1 <= self.depth <= 64
+        return whole and ways and 0 < self.write < math.inf and 0 < self.read < math.inf
+
 
 UNKNOWN = Device(1e9, 1e9)  # what a device is taken for until it was measured
 _MEMORY = Device(math.inf, math.inf)
@@ -60,16 +66,17 @@ def remembered(path: str | os.PathLike[str]) -> Device | None:
         return _MEMORY
     found = _known().get(_name(path))
     try:
-        return Device(**found) if isinstance(found, dict) else None
+        device = Device(**found) if isinstance(found, dict) else None
+        return device if device is not None and device.sensible() else None
     except TypeError:
-        return None  # another release wrote it
+        return None  # another release wrote it, or somebody else
 
 
 def measure(path: str | os.PathLike[str]) -> list[_native.DeviceRate]:
     """Writes and reads in a directory for about a second, in each way that works there; leaves nothing behind.
 
     Raises:
-        OSError, StoreIOError: Nothing can be written there.
+        OSError: Nothing can be written there.
     """
     scratch = tempfile.mkdtemp(prefix=".tierload-calibration-", dir=path)
     try:

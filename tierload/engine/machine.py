@@ -54,7 +54,7 @@ def examine(folder: str | os.PathLike[str]) -> Machine:
     removes what it wrote.
 
     Raises:
-        OSError, StoreIOError: Nothing can be written there.
+        OSError: Nothing can be written there.
     """
     rates = devices.measure(folder)
     devices.remember(folder, rates)

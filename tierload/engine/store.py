@@ -107,7 +107,7 @@ class Store:
         known = devices.remembered(self.path)
         if known is None and nbytes >= _MEASURE_FROM and self.settings.compression == "auto":
             # A disk that is too full to be measured may still take what changed; if not, the save says so itself.
-            with contextlib.suppress(StoreIOError, OSError):
+            with contextlib.suppress(OSError):
                 known = devices.calibrate(self.path)
         return known or devices.UNKNOWN
 
