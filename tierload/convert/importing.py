@@ -47,7 +47,7 @@ def import_state(
     Raises:
         CorruptFile: A source is damaged, incomplete or would run code; the file, the tensor and the reason are named.
         InvalidRequest: The format of a file is not known, or two files have the same name.
-        UnsupportedValue: A source holds what the store cannot, such as a sparse tensor.
+        UnsupportedValue: A source holds what the store cannot, such as a tensor without data (meta).
         StoreBusy, StoreIOError: As for ``save``. In all these cases nothing was committed.
         CorruptStore: After the commit, the store does not hold what the source does: a file was changed meanwhile, or
             the disk is failing.
