@@ -124,14 +124,21 @@ class PageReader {
     return out;
   }
 
+  // Given back also when its user fails: others would wait for its room for ever.
+  struct Taken {
+    Fetch& fetch;
+    const Fetch::Arrival& arrival;
+    ~Taken() { fetch.release(arrival); }
+  };
+
   void work() {
     CodecScratch scratch;
     std::vector<std::byte> raw;
     while (!stop_) {
       const auto arrival = fetch_->next();
       if (!arrival) return;
+      const Taken taken{*fetch_, *arrival};
       use(*arrival, groups_[arrival->range], scratch, raw);
-      fetch_->release(*arrival);
     }
   }
 

@@ -17,6 +17,7 @@ namespace posix {
 namespace {
 
 constexpr uint64_t fetch_memory = 64u << 20;  // of all buffers of one fetch
+constexpr uint64_t kept_memory = 16u << 20;   // of a ring that waits for its next use
 
 class DirectStorage : public Storage {
  public:
@@ -26,10 +27,8 @@ class DirectStorage : public Storage {
   std::unique_ptr<Appender> append(File& file, const std::string& path, uint64_t expected) override {
     if (expected >= options_.least_bytes && owner_ == ::getpid()) {
       Fd fd = open_direct(*tree_, path, O_WRONLY);
-      if (fd.valid()) {
-        return direct_appender(pool_->borrow(options_.depth, options_.block_bytes), std::move(fd), tree_->shown(path),
-                               expected);
-      }
+      RingLoan ring = fd.valid() ? pool_->borrow(options_.depth, options_.block_bytes) : RingLoan();
+      if (ring) return direct_appender(std::move(ring), std::move(fd), tree_->shown(path), expected);
     }
     return plain_->append(file, path, expected);
   }
@@ -47,8 +46,9 @@ class DirectStorage : public Storage {
       return plain_->fetch(std::move(files), std::move(ranges), threads);
     }
     const uint64_t slots = std::clamp<uint64_t>(fetch_memory / largest, 2, options_.depth + threads);
-    return direct_fetch(pool_->borrow(static_cast<uint32_t>(slots), largest), *plain_, tree_, std::move(files),
-                        std::move(ranges));
+    RingLoan ring = pool_->borrow(static_cast<uint32_t>(slots), largest);
+    if (!ring) return plain_->fetch(std::move(files), std::move(ranges), threads);
+    return direct_fetch(std::move(ring), *plain_, tree_, std::move(files), std::move(ranges));
   }
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override { return plain_->open(path, mode); }
@@ -83,12 +83,18 @@ RingLoan RingPool::borrow(uint32_t buffers, uint64_t buffer_bytes) {
       idle_.erase(found);
     }
   }
-  if (!ring) ring = std::make_unique<Ring>(buffers, buffer_bytes);
+  try {
+    if (!ring) ring = std::make_unique<Ring>(buffers, buffer_bytes);
+  } catch (const UnsupportedError&) {
+    return {};  // no descriptors or locked memory left for one more
+  }
   return {ring.release(), [pool = shared_from_this()](Ring* done) {
             const std::lock_guard guard(pool->mutex_);
             pool->moved_ += done->take_moved();
-            if (pool->idle_.size() >= 2) pool->idle_.erase(pool->idle_.begin());
-            pool->idle_.emplace_back(done);
+            std::unique_ptr<Ring> ours(done);
+            if (done->buffers() * done->buffer_bytes() > kept_memory) return;
+            pool->idle_.clear();
+            pool->idle_.push_back(std::move(ours));
           }};
 }
 

@@ -16,9 +16,10 @@ namespace tierload::posix {
 
 using RingLoan = std::unique_ptr<Ring, std::function<void(Ring*)>>;
 
-// Rings that wait for their next use: to register their memory takes longer than a small transfer.
+// A ring, kept for its next use when it is small: to register its memory takes longer than a small transfer.
 class RingPool : public std::enable_shared_from_this<RingPool> {
  public:
+  // Null when the kernel has none to give just now.
   RingLoan borrow(uint32_t buffers, uint64_t buffer_bytes);
   // Bytes that rings have moved until they were given back.
   uint64_t moved() const { return moved_; }

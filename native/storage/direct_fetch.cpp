@@ -63,8 +63,7 @@ class DirectFetch : public Fetch {
 
   void release(const Arrival& arrival) override {
     const std::lock_guard guard(mutex_);
-    free_slots_.push_back(static_cast<uint32_t>(arrival.slot));
-    start_what_fits();  // the device is not to wait until this thread comes back
+    free_slots_.push_back(static_cast<uint32_t>(arrival.slot));  // within what it had at first: never allocates
     changed_.notify_all();
   }
 

@@ -35,7 +35,7 @@ class PlainFetch : public Fetch {
     const size_t number = next_++;
     if (number >= ranges_.size()) return std::nullopt;
     const Range& range = ranges_[number];
-    Arrival arrival{number, {}, "", 0};
+    Arrival arrival{number, {}, "", no_slot};
     const auto file = open(range.file, arrival.error);
     if (!file) return arrival;
     MutableBytes into(range.into, range.length);
@@ -49,7 +49,7 @@ class PlainFetch : public Fetch {
   }
 
   void release(const Arrival& arrival) override {
-    if (ranges_[arrival.range].into != nullptr) return;
+    if (arrival.slot == no_slot) return;
     const std::lock_guard guard(mutex_);
     free_.push_back(arrival.slot);
   }
@@ -82,6 +82,7 @@ class PlainFetch : public Fetch {
   }
 
   static constexpr uint32_t none = 0xFFFFFFFF;
+  static constexpr size_t no_slot = SIZE_MAX;  // nothing was borrowed: the file is missing, or there is room elsewhere
   Storage& storage_;
   const std::vector<std::string> files_;
   const std::vector<Range> ranges_;

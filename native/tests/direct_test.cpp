@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -56,6 +58,30 @@ TEST_CASE("direct storage conforms") {
 TEST_CASE("direct storage steps aside where files live in memory") {
   const TempDir temp("/dev/shm");
   CHECK_THROWS_AS(direct_storage(temp.path.string(), {}), UnsupportedError);
+}
+
+TEST_CASE("direct: without a descriptor for a ring, data goes through the page cache") {
+  const TempDir temp(temp_root());
+  const auto storage = direct(temp.path, always);
+  if (!storage) return;
+  const std::vector<std::byte> bytes(1 << 20, std::byte{9});
+  const auto file = storage->open("data", OpenMode::create);
+  const int next = ::dup(0);
+  REQUIRE(next >= 0);
+  ::close(next);
+  struct rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const struct rlimit one_more{static_cast<rlim_t>(next) + 1, before.rlim_max};  // the file itself, and no ring
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &one_more) == 0);
+  auto appender = storage->append(*file, "data", bytes.size());
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  const Bytes part = bytes;
+  appender->append(std::span(&part, 1));
+  appender->finish();
+  CHECK(storage->direct_bytes() == 0);
+  std::vector<std::byte> got(bytes.size());
+  CHECK(file->read(0, got) == bytes.size());
+  CHECK(got == bytes);
 }
 
 TEST_CASE("direct: what is cold is read past the page cache, what is warm out of it") {
