@@ -1,7 +1,10 @@
 #include <nanobind/stl/vector.h>
 
+#include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/state_writer.h"
 #include "bind/store.h"
+#include "bind/tensor_table.h"
 #include "tierload/device.h"
 #include "tierload/digest.h"
 
@@ -39,6 +42,9 @@ NB_MODULE(_native, module) {
   bind_manifest(module);
   bind_store(module);
   bind_save(module);
+  bind_torch(module);
+  bind_state_writer(module);
+  bind_tensor_table(module);
   module.def(
       "tree_digest",
       [](const nb::bytes& data) {
@@ -61,7 +67,19 @@ NB_MODULE(_native, module) {
       nb::arg("directory"), nb::arg("seconds"));
   module.def("in_memory", &in_memory, nb::arg("directory"));
   module.def("io_uring_refusal", &io_uring_refusal);
-  module.def("key_hash", [](const nb::bytes& key) { return xxh3(bytes_of(key)); });
+  module.def(
+      "key_hashes",
+      [](const nb::bytes& keys, const Array<int64_t>& lengths) {
+        Bytes left = bytes_of(keys);
+        std::vector<uint64_t> hashes;
+        for (const int64_t length : span_of(lengths)) {
+          if (length < 0 || static_cast<uint64_t>(length) > left.size()) throw UsageError("keys are cut short");
+          hashes.push_back(xxh3(left.first(static_cast<size_t>(length))));
+          left = left.subspan(static_cast<size_t>(length));
+        }
+        return array_of(std::move(hashes));
+      },
+      nb::arg("keys"), nb::arg("lengths"), "XXH3 of keys that stand back to back.");
 }
 
 }  // namespace tierload

@@ -9,7 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from tierload.state import flatten, plan_bind, plan_load
-from tierload.types import ChunkInfo, ChunkSource, FlatState
+from tierload.types import ChunkInfo, ChunkTable, FlatState
+
+
+def table(infos: list[ChunkInfo]) -> ChunkTable:
+    """Chunks as columns."""
+    keys = [info.key.encode("utf-8", "surrogatepass") for info in infos]
+    dims = [[*info.shape, *info.offsets, *info.sizes] for info in infos]
+    ends = np.cumsum([0, *map(len, keys)])
+    return ChunkTable(
+        b"".join(keys),
+        ends[:-1],
+        np.diff(ends),
+        np.array([info.dtype for info in infos], np.uint8),
+        np.array([len(info.shape) for info in infos], np.uint8),
+        np.cumsum([0, *map(len, dims)])[:-1],
+        np.array([number for each in dims for number in each], np.int64),
+        np.array([info.nbytes for info in infos], np.int64),
+    )
 
 
 @dataclass
@@ -17,9 +34,13 @@ class Saved:
     """The bytes of a state, as a store would hold them."""
 
     document: bytes
-    infos: list[ChunkInfo]
+    chunks: ChunkTable
     data: list[bytes]
     notes: tuple[str, ...]
+
+    @property
+    def infos(self) -> list[ChunkInfo]:
+        return self.chunks.infos()
 
     @property
     def keys(self) -> list[str]:
@@ -30,27 +51,24 @@ class Saved:
         return sum(map(len, self.data))
 
 
-def content(source: ChunkSource) -> bytes:
-    if not source.nbytes:
+def content(flat: FlatState, info: ChunkInfo) -> bytes:
+    pointer = int(flat.pointers[info.number])
+    if not info.nbytes:
         return b""
-    if not source.strides:
-        return ctypes.string_at(source.pointer, source.nbytes)
-    size = source.nbytes // math.prod(source.sizes)
-    reach = sum((count - 1) * step for count, step in zip(source.sizes, source.strides, strict=True)) + size
-    memory = np.frombuffer((ctypes.c_char * reach).from_address(source.pointer), np.dtype((np.void, size)), 1)
-    return np.lib.stride_tricks.as_strided(memory, source.sizes, source.strides).tobytes()
+    strides = flat.strides.get(info.number)
+    if strides is None:
+        return ctypes.string_at(pointer, info.nbytes)
+    size = info.nbytes // math.prod(info.sizes)
+    reach = sum((count - 1) * step for count, step in zip(info.sizes, strides, strict=True)) + size
+    memory = np.frombuffer((ctypes.c_char * reach).from_address(pointer), np.dtype((np.void, size)), 1)
+    return np.lib.stride_tricks.as_strided(memory, info.sizes, strides).tobytes()
 
 
 def stored(flat: FlatState) -> Saved:
-    keys = [source.key.encode("utf-8", "surrogatepass") for source in flat.chunks]
+    infos = flat.chunks.infos()
+    keys = [info.key.encode("utf-8", "surrogatepass") for info in infos]
     assert keys == sorted(set(keys)), "chunks are sorted by key and keys are unique"
-    infos, data = [], []
-    for number, source in enumerate(flat.chunks):
-        infos.append(
-            ChunkInfo(number, source.key, source.dtype, source.shape, source.offsets, source.sizes, source.nbytes)
-        )
-        data.append(content(source))
-    return Saved(flat.document, infos, data, flat.notes)
+    return Saved(flat.document, flat.chunks, [content(flat, info) for info in infos], flat.notes)
 
 
 def save(state, **options) -> Saved:
@@ -58,21 +76,20 @@ def save(state, **options) -> Saved:
 
 
 def run(plan, saved: Saved):
-    chunks = [spot.chunk for spot in plan.destinations]
-    assert len(chunks) == len(set(chunks)), "a chunk has one destination"
-    for spot in plan.destinations:
-        assert spot.nbytes == saved.infos[spot.chunk].nbytes
-        assert plan.keys_of(spot.chunk), "every chunk that is read feeds a key"
-        ctypes.memmove(spot.pointer, saved.data[spot.chunk], spot.nbytes)
+    spots = plan.destinations
+    assert len(spots) == len(set(spots.chunks.tolist())), "a chunk has one destination"
+    for chunk, pointer in zip(spots.chunks.tolist(), spots.pointers.tolist(), strict=True):
+        assert plan.keys_of(chunk), "every chunk that is read feeds a key"
+        ctypes.memmove(pointer, saved.data[chunk], len(saved.data[chunk]))
     return plan.finish()
 
 
 def load(saved: Saved, **options):
-    return run(plan_load(saved.document, saved.infos, **options), saved)
+    return run(plan_load(saved.document, saved.chunks, **options), saved)
 
 
 def bind(saved: Saved, into, **options):
-    return run(plan_bind(saved.document, saved.infos, into, **options), saved)
+    return run(plan_bind(saved.document, saved.chunks, into, **options), saved)
 
 
 def round_trip(state, **options):

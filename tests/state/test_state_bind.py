@@ -41,13 +41,13 @@ def test_destinations_are_the_target_itself():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     saved = save({"m": model})
     into = {"m": copy.deepcopy(model)}
-    plan = plan_bind(saved.document, saved.infos, into)
+    plan = plan_bind(saved.document, saved.chunks, into)
     assert plan.in_place == set(range(len(saved.infos)))
-    assert {s.pointer for s in plan.destinations} == {t.data_ptr() for t in into["m"].state_dict().values()}
+    assert set(plan.destinations.pointers.tolist()) == {t.data_ptr() for t in into["m"].state_dict().values()}
     assert plan.keys_of(0) == ("m/0.bias",)
     # Other strides in the target: through a buffer.
     into["m"].to(memory_format=torch.contiguous_format)
-    plan = plan_bind(saved.document, saved.infos, into)
+    plan = plan_bind(saved.document, saved.chunks, into)
     assert len(plan.in_place) == len(saved.infos) - 1
     report = bind(saved, into)
     assert equal_modules(into["m"], model)
@@ -93,7 +93,7 @@ def test_b81_every_difference_is_told_and_nothing_is_changed():
     }
     before = snapshot(into)
     with pytest.raises(KeyMismatch) as caught:
-        plan_bind(saved.document, saved.infos, into)
+        plan_bind(saved.document, saved.chunks, into)
     error = caught.value
     assert error.missing == ("model/x.bias", "model/x.weight", "new")
     assert error.unexpected == ("gone", "model/d.bias", "model/d.weight")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -177,7 +179,7 @@ def test_tied_in_both():
     shared, live = torch.randn(4), torch.zeros(4)
     into = {"a": live, "b": live[1:3], "c": live.view(2, 2)}
     saved = save({"a": shared, "b": shared[1:3], "c": shared.view(2, 2)})
-    plan = plan_bind(saved.document, saved.infos, into)
+    plan = plan_bind(saved.document, saved.chunks, into)
     assert plan.in_place == {0}
     bind(saved, into)
     assert torch.equal(live, shared)
@@ -234,12 +236,24 @@ def test_parts_of_a_large_buffer_that_are_stored_apart():
         bind(save({"a": x[:10].clone(), "c": x[::1000].clone(), "e": state["e"].clone()}), live)
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        ctx.held = Extra()
+        return tensor * 2
+
+
 def test_the_graph_is_not_kept_alive():
     from tierload.state import flatten
 
     weight = torch.ones(3, requires_grad=True)
-    flat = flatten({"t": weight * 2})
-    assert flat.chunks[0].owner.grad_fn is None
+    product = Doubled.apply(weight)
+    held = weakref.ref(product.grad_fn.held)
+    flat = flatten({"t": product})
+    del product
+    gc.collect()
+    assert held() is None
+    assert flat.chunks.key(0) == "t"
 
 
 def test_columns_of_one_matrix_are_not_a_clash():
@@ -325,7 +339,7 @@ def test_hostile_documents_change_nothing():
     saved = save({"t": torch.ones(2)})
     for text in (b'{"d":{"t":{"rng":5}}}', b'{"d":{"t":{"object":[]}}}', b'{"d":{"t":{"what":1}}}', b'{"d":[]}'):
         with pytest.raises(CorruptStore):
-            plan_bind(b'{"version":1,"root":' + text + b"}", saved.infos, {"t": live})
+            plan_bind(b'{"version":1,"root":' + text + b"}", saved.chunks, {"t": live})
 
 
 def test_inference_tensors_and_no_grad():

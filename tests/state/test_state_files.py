@@ -8,6 +8,7 @@ from fake_engine import bind, load, round_trip, save
 
 from tierload.errors import CorruptStore, KeyMismatch, UnsupportedValue
 from tierload.state import File, Folder, plan_load
+from tierload.types import NO_CHUNKS
 
 
 @pytest.fixture
@@ -142,12 +143,12 @@ EMPTY = '{"file":{"chunk":null,"mode":420}}'
 )
 def test_hostile_folders_are_corrupt(entries):
     with pytest.raises(CorruptStore):
-        plan_load(hostile(entries), []).finish()
+        plan_load(hostile(entries), NO_CHUNKS).finish()
 
 
 def test_set_user_id_is_never_restored(tmp_path):
     document = hostile('["a",{"file":{"chunk":null,"mode":3565}}]')  # 0o6755
-    plan_load(document, []).finish().write_to(tmp_path / "out")
+    plan_load(document, NO_CHUNKS).finish().write_to(tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "out" / "a").stat().st_mode) == 0o755
 
 
@@ -162,7 +163,7 @@ def test_deep_folders(tmp_path):
     for _ in range(400):
         entries = f'["d",{{"folder":{{"entries":[{entries}]}}}}]'
     with pytest.raises(CorruptStore, match="deep"):
-        plan_load(hostile(entries), [])
+        plan_load(hostile(entries), NO_CHUNKS)
 
 
 def test_loading_into_files(folder, tmp_path):

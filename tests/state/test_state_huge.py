@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from fake_engine import table
 from odd_tensors import Scaled
 
 from tierload.errors import CorruptStore
@@ -33,34 +33,37 @@ def mapped(tmp_path: Path) -> torch.Tensor:
     return torch.from_file(str(tmp_path / "hole"), shared=True, size=size, dtype=torch.uint8)
 
 
-def infos(flat: FlatState) -> list[ChunkInfo]:
-    rows = enumerate(flat.chunks)
-    return [ChunkInfo(n, c.key, c.dtype, c.shape, c.offsets, c.sizes, c.nbytes) for n, c in rows]
-
-
 def check_pages(flat: FlatState) -> None:
     """Every byte of every chunk is in one page, at its address."""
-    plan = plan_pages(flat.chunks, PAGE, 0)
+    plan = plan_pages(flat, PAGE, 0)
     part = 0
-    for number, chunk in enumerate(flat.chunks):
-        row = plan.chunks[number]
+    for chunk in flat.chunks.infos():
+        row = plan.chunks[chunk.number]
         assert row["bytes"] == chunk.nbytes
         assert row["pages"] == -(-chunk.nbytes // PAGE)
         assert row["first_page"] == part
         parts = slice(part, part + int(row["pages"]))
         assert int(plan.lengths[parts].sum()) == chunk.nbytes
-        starts = plan.part_offsets[parts] if chunk.strides else plan.pointers[parts] - np.uint64(chunk.pointer)
+        apart = chunk.number in flat.strides
+        starts = plan.part_offsets[parts] if apart else plan.pointers[parts] - flat.pointers[chunk.number]
         assert starts.tolist() == list(range(0, chunk.nbytes, PAGE))
         part = parts.stop
     assert part == len(plan.parts_of_page) == len(plan.lengths)
+
+
+def places(flat: FlatState, memory: torch.Tensor) -> dict[str, tuple[int, int]]:
+    """Where in the memory each chunk begins, and how many bytes it has."""
+    pointers = flat.pointers.tolist()
+    return {each.key: (pointers[each.number] - memory.data_ptr(), each.nbytes) for each in flat.chunks.infos()}
 
 
 @pytest.mark.parametrize("nbytes", [2 * GIB - 8, 2 * GIB, 4 * GIB - 8, 4 * GIB, 4 * GIB + 8, 512 * GIB], ids=hex)
 def test_one_tensor(mapped: torch.Tensor, nbytes: int) -> None:
     for dtype in (torch.uint8, torch.bfloat16, torch.float64):
         flat = flatten({"w": mapped[:nbytes].view(dtype)})
-        (chunk,) = flat.chunks
-        assert (chunk.nbytes, chunk.sizes, chunk.pointer) == (nbytes, (nbytes // dtype.itemsize,), mapped.data_ptr())
+        (chunk,) = flat.chunks.infos()
+        assert (chunk.nbytes, chunk.sizes) == (nbytes, (nbytes // dtype.itemsize,))
+        assert places(flat, mapped) == {"w": (0, nbytes)}
         check_pages(flat)
 
 
@@ -75,24 +78,24 @@ def test_parts_and_overlaps(mapped: torch.Tensor) -> None:
         "gaps": words[1 << 24 : 1 << 25, ::3],
     }
     flat = flatten(state)
-    sizes = {chunk.key: (chunk.pointer - mapped.data_ptr(), chunk.nbytes) for chunk in flat.chunks}
+    sizes = places(flat, mapped)
     assert sizes["all"] == (0, 16 * GIB)
     assert sizes["far"] == (256 * GIB, 8 * GIB)
     assert sizes["gaps"] == (64 * GIB, (1 << 24) * 342 * 4)
     assert len(flat.chunks) == 3
     check_pages(flat)
     assert f'"offset":{((1 << 22) - 3) * 1024 + 5}'.encode() in flat.document
-    plan = plan_load(flat.document, infos(flat), keys=["tail"])
-    assert [spot.nbytes for spot in plan.destinations] == [16 * GIB]
+    plan = plan_load(flat.document, flat.chunks, keys=["tail"])
+    assert flat.chunks.nbytes[plan.destinations.chunks].tolist() == [16 * GIB]
 
 
 def test_into_a_target(mapped: torch.Tensor) -> None:
     words = mapped.view(torch.int16)
     saved = flatten({"a": words[: 3 * GIB], "b": words[4 * GIB : 8 * GIB].view(2, -1)})
     target = {"a": words[16 * GIB :][: 3 * GIB], "b": words[32 * GIB :][: 4 * GIB].view(2, -1)}
-    plan = plan_bind(saved.document, infos(saved), target)
-    spots = [(spot.pointer - mapped.data_ptr(), spot.nbytes) for spot in plan.destinations]
-    assert spots == [(32 * GIB, 6 * GIB), (64 * GIB, 8 * GIB)]
+    plan = plan_bind(saved.document, saved.chunks, target)
+    assert saved.chunks.nbytes[plan.destinations.chunks].tolist() == [6 * GIB, 8 * GIB]
+    assert [pointer - mapped.data_ptr() for pointer in plan.destinations.pointers.tolist()] == [32 * GIB, 64 * GIB]
     assert plan.in_place == {0, 1}
 
 
@@ -109,7 +112,7 @@ def test_compound_tensors(mapped: torch.Tensor) -> None:
         "subclass": Scaled(mapped[200 * GIB : 209 * GIB].view(9, GIB), torch.ones(9)),
     }
     flat = flatten(state)
-    found = {chunk.key: (chunk.pointer - mapped.data_ptr(), chunk.nbytes) for chunk in flat.chunks}
+    found = places(flat, mapped)
     assert found["coo/~.values"] == (0, 17 * GIB), "the integers of the quantized one begin inside the sparse values"
     assert found["csr/~.values"] == (100 * GIB, 5 * GIB)
     assert found["subclass/~.inner"] == (200 * GIB, 9 * GIB)
@@ -123,7 +126,7 @@ def test_shapes_without_memory() -> None:
         document = f'{{"version":1,"root":{{"t":{{"chunk":0,"shape":{shape}}}}}}}'.encode()
         info = ChunkInfo(0, "", 12, tuple(shape), (0, 0), tuple(shape), (shape[0] * shape[1] * 4) % (1 << 64))
         with pytest.raises((CorruptStore, MemoryError)):
-            plan_load(document, [info])
+            plan_load(document, table([info]))
     print_of = footprint_of(1 << 46, (1 << 20, 1 << 15), (1 << 16, 2), 4)
     assert print_of.span == ((1 << 20) - 1) * (1 << 18) + ((1 << 15) - 1) * 8 + 4
     assert print_of.nbytes == 1 << 37

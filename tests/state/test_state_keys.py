@@ -181,8 +181,8 @@ def test_only_wanted_chunks_are_read():
     from tierload.state import plan_load
 
     saved = save({"a": torch.ones(2), "b": torch.ones(3), "c": bytes(5000)})
-    plan = plan_load(saved.document, saved.infos, keys=["b"])
-    assert [spot.chunk for spot in plan.destinations] == [1]
+    plan = plan_load(saved.document, saved.chunks, keys=["b"])
+    assert plan.destinations.chunks.tolist() == [1]
     assert plan.keys_of(1) == ("b",)
     assert plan.keys_of(0) == ()
     assert plan.in_place == frozenset()

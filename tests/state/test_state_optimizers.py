@@ -249,7 +249,7 @@ def test_states_of_a_stepped_optimizer_are_filled_in_place():
     kept = live.state[other.a.weight]["exp_avg"]
     saved = save({"m": model, "o": optimizer})
     into = {"m": other, "o": live}
-    assert len(plan_bind(saved.document, saved.infos, into).in_place) == len(saved.infos)
+    assert len(plan_bind(saved.document, saved.chunks, into).in_place) == len(saved.infos)
     bind(saved, into)
     assert live.state[other.a.weight]["exp_avg"] is kept
     assert torch.equal(kept, optimizer.state[model.a.weight]["exp_avg"])

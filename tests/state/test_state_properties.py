@@ -57,7 +57,7 @@ def test_a_blank_copy_becomes_equal(state):
     saved = save(state)
     into = blank(state)
     before = tensors(into)
-    plan = plan_bind(saved.document, saved.infos, into)
+    plan = plan_bind(saved.document, saved.chunks, into)
     assert len(plan.in_place) == sum(tensor.numel() > 0 for tensor in tensors(state))
     report = bind(saved, into)
     assert_alike(into, state)
@@ -86,7 +86,7 @@ def test_one_difference_is_found_and_nothing_is_changed(state, data):
     before = copy.deepcopy(into)
     saved = save(state)
     with pytest.raises(KeyMismatch) as caught:
-        plan_bind(saved.document, saved.infos, into)
+        plan_bind(saved.document, saved.chunks, into)
     assert [name for name in ("missing", "unexpected", "shapes", "dtypes") if getattr(caught.value, name)] == [how]
     assert_alike(into, before)
 

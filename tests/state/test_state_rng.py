@@ -12,6 +12,7 @@ from models import TinyLM
 
 from tierload.errors import CorruptStore, KeyMismatch, UnsupportedValue
 from tierload.state import RNG, plan_load
+from tierload.types import NO_CHUNKS
 
 
 def draw() -> list:
@@ -158,7 +159,7 @@ def test_b66_no_payload_runs(tmp_path):
 )
 def test_damaged_states_are_corrupt(node):
     with pytest.raises(CorruptStore):
-        plan_load(f'{{"version":1,"root":{node}}}'.encode(), []).finish()
+        plan_load(f'{{"version":1,"root":{node}}}'.encode(), NO_CHUNKS).finish()
 
 
 @pytest.mark.parametrize("bits", ["MT19937", "Philox"])

@@ -22,8 +22,8 @@ def test_a_hundred_thousand_small_tensors():
     state = {f"layer.{number}.weight": torch.ones(3) for number in range(100_000)}
     assert processor_seconds(lambda: flatten(state)) < 4
     saved = stored(flatten(state))
-    assert processor_seconds(lambda: plan_load(saved.document, saved.infos), 1) < 8
-    assert processor_seconds(lambda: plan_bind(saved.document, saved.infos, state), 1) < 16
+    assert processor_seconds(lambda: plan_load(saved.document, saved.chunks), 1) < 8
+    assert processor_seconds(lambda: plan_bind(saved.document, saved.chunks, state), 1) < 16
 
 
 def test_ties_are_found_without_comparing_all_pairs():

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 
 from tierload.errors import UnsupportedValue
 from tierload.state import register_type
+from tierload.types import NO_CHUNKS
 
 
 class Color(enum.Enum):
@@ -135,7 +136,7 @@ def test_types_are_only_rebuilt_when_they_are_passed():
         "e": 1,
         "f": frozenset({1, (1, ())}),
     }
-    assert plan_load(saved.document, saved.infos, types=TYPES).finish() == state
+    assert plan_load(saved.document, saved.chunks, types=TYPES).finish() == state
 
     @register_type
     @dataclasses.dataclass
@@ -349,6 +350,6 @@ def test_nothing_named_by_the_store_is_imported(tmp_path, monkeypatch):
     )
     from tierload.state import plan_load
 
-    assert plan_load(document, []).finish() == ({"a": 1}, 1, {}, (1,))
+    assert plan_load(document, NO_CHUNKS).finish() == ({"a": 1}, 1, {}, (1,))
     assert not (tmp_path / "ran").exists()
     assert "evil_module" not in sys.modules

@@ -24,6 +24,7 @@ from tierload.convert.bits import contiguous, difference
 from tierload.errors import CorruptFile, TierloadError, UnsupportedValue
 from tierload.state import flatten, plan_load
 from tierload.state.compounds import is_compound, kind_of_tensor
+from tierload.types import NO_CHUNKS
 
 __all__ = ["TEXTS", "Flat", "check", "read", "refusal", "root_texts", "state_of", "value_refusal", "write"]
 
@@ -181,7 +182,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 def _add_own(flat: Flat, text: str, path: Path) -> None:
     try:
-        own: Any = plan_load(text.encode(), ()).finish()
+        own: Any = plan_load(text.encode(), NO_CHUNKS).finish()
     except (TierloadError, ValueError) as error:
         raise CorruptFile(f"{path}: its text {OWN_TEXT!r} is damaged: {error}") from error
     parts: list[Any] = [own.get(name) for name in ("ties", "values", "modules")] if isinstance(own, dict) else [None]

@@ -87,7 +87,7 @@ class _Verification:
         for start in range(0, len(fresh), _BATCH):
             batch = np.array(fresh[start : start + _BATCH], np.uint32)
             for page, path, offset, what in manifest.check(pages=batch, threads=self._threads, progress=None):
-                keys = tuple(table.key(number) for number in table.page_owner(page))
+                keys = tuple(table.chunks.key(number) for number in table.page_owner(page))
                 commits: list[Commit] = []
                 self._places[path, offset] = commits
                 self._damages.append((Damage(what, keys=keys, page=page, path=path, offset=offset), commits))

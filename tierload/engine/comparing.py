@@ -20,7 +20,7 @@ class _Side:
     def __init__(self, native: _native.Store, commit: Commit, threads: int) -> None:
         self.manifest = native.manifest(commit.txid)
         self.table: ManifestTable = table_of(self.manifest)
-        self.numbers = {info.key: info for info in self.table.infos()}
+        self.numbers = {info.key: info for info in self.table.chunks.infos()}
         self._threads = threads
         self._pages: dict[int, bytes] = {}
         try:
@@ -30,7 +30,7 @@ class _Side:
 
     def packed_bytes(self, number: int) -> bytes:
         """The bytes of a chunk that shares its page with others. Raises CorruptPage when the page is damaged."""
-        row = self.table.chunks[number]
+        row = self.table.rows[number]
         page, offset = int(row["first_page"]), int(row["page_offset"])
         if page not in self._pages:
             raw = np.empty(int(self.table.pages["raw_length"][page]), np.uint8)

@@ -44,14 +44,14 @@ def fill(manifest: _native.Manifest, table: ManifestTable, plan: LoadPlan, commi
 def _overwritten(plan: LoadPlan, reads: ReadPlan, touched: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> list[str]:
     """Keys of the target's own memory that a failed load had written to."""
     owners = np.unique(reads.owners[touched != 0]).tolist()
-    chunks = {plan.destinations[owner].chunk for owner in owners} & plan.in_place
+    chunks = {int(plan.destinations.chunks[owner]) for owner in owners} & plan.in_place
     return sorted({key for chunk in chunks for key in plan.keys_of(chunk)})
 
 
 def _located(
     error: CorruptPage, table: ManifestTable, plan: LoadPlan, commit: Commit, overwritten: list[str]
 ) -> CorruptPage:
-    keys = [table.key(number) for number in table.page_owner(error.page)]
+    keys = [table.chunks.key(number) for number in table.page_owner(error.page)]
     wanted = {key for number in table.page_owner(error.page) for key in plan.keys_of(number)}
     key = min(wanted) if wanted else (keys[0] if keys else "")
     others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""

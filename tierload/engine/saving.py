@@ -51,9 +51,9 @@ def save_state(
             poisoned).
     """
     start = time.perf_counter()
-    plan = plan_pages(flat.chunks, settings.page_bytes, settings.pack_below_bytes)
+    plan = plan_pages(flat, settings.page_bytes, settings.pack_below_bytes)
     chunks = plan.chunks
-    chunks["key_hash"] = [_native.key_hash(c.key.encode("utf-8", "surrogatepass")) for c in flat.chunks]
+    chunks["key_hash"] = _native.key_hashes(plan.keys, flat.chunks.key_lengths)
     manifest = native.manifest(parent) if parent else None
     save = None
     try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
@@ -88,7 +88,7 @@ def save_state(
         )
     except StoreIOError as error:
         if error.errno in _OUT_OF_SPACE:
-            raise _out_of_space(error, native, sum(c.nbytes for c in flat.chunks)) from error
+            raise _out_of_space(error, native, int(flat.chunks.nbytes.sum())) from error
         raise
     finally:
         if save is not None:

@@ -184,7 +184,7 @@ class Store:
         """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._manifest(found)).infos()
+            return table_of(self._manifest(found)).chunks.infos()
 
     def stored_bytes(self, commit: Which | None = None) -> int:
         """How many bytes a commit (the head) has on disk, with what it shares with others."""
@@ -236,7 +236,7 @@ class Store:
                 self._native,
                 flat,
                 self.settings,
-                device=self._device(sum(chunk.nbytes for chunk in flat.chunks)),
+                device=self._device(int(flat.chunks.nbytes.sum())),
                 threads=self._threads,
                 parent=0 if fresh or view.head is None or self._native.check_commit(view.head.txid) else view.head.txid,
                 step=step,
@@ -289,13 +289,13 @@ class Store:
                 found = self._view().find(step=step, commit=commit, tag=tag)
             manifest = self._manifest(found)
         table = table_of(manifest)
-        document, infos = manifest.state.tobytes(), table.infos()
+        document = manifest.state.tobytes()
         if into is None:
-            plan = plan_load(document, infos, keys=patterns, types=types, allow_pickle=allow_pickle)
+            plan = plan_load(document, table.chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
         else:
             plan = plan_bind(
                 document,
-                infos,
+                table.chunks,
                 into,
                 strict=strict,
                 cast=cast,

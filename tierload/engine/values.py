@@ -6,6 +6,7 @@ import json
 
 from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import flatten, plan_load
+from tierload.types import NO_CHUNKS
 
 __all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of"]
 
@@ -22,14 +23,14 @@ def encode_recorded(key: str, value: object, step: int | None) -> bytes:
     flat = flatten({"value": value, "step": step})
     if flat.chunks:
         raise InvalidRequest(
-            f"record({key!r}) is for small values; {flat.chunks[0].key!r} is a tensor: save it instead"
+            f"record({key!r}) is for small values; {flat.chunks.key(0)!r} is a tensor: save it instead"
         )
     return flat.document
 
 
 def decode_recorded(document: bytes) -> tuple[object, int | None]:
     """The value and the step of a recorded value."""
-    both = plan_load(document, ()).finish()
+    both = plan_load(document, NO_CHUNKS).finish()
     if not isinstance(both, dict) or both.keys() != {"value", "step"}:
         raise CorruptStore("a recorded value is no pair of value and step, so its record was forged")
     return both["value"], both["step"]
@@ -43,7 +44,7 @@ def meta_of(metrics: dict[str, object], note: str) -> dict[str, object]:
     """
     flat = flatten(metrics)
     if flat.chunks:
-        raise InvalidRequest(f"metrics are numbers and texts; {flat.chunks[0].key!r} is a tensor: use .item()")
+        raise InvalidRequest(f"metrics are numbers and texts; {flat.chunks.key(0)!r} is a tensor: use .item()")
     meta: dict[str, object] = {"metrics": json.loads(flat.document)["root"]}
     if note:
         meta["note"] = note
@@ -64,4 +65,4 @@ def decode_value(node: object) -> object:
         document = json.dumps({"version": 1, "root": node}).encode("ascii")
     except RecursionError:
         raise CorruptStore("a metric nests deeper than any that can be saved") from None
-    return plan_load(document, ()).finish()
+    return plan_load(document, NO_CHUNKS).finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW
-from tierload.types import ChunkSource
+from tierload.types import ChunkTable, FlatState
 
 __all__ = ["PagePlan", "plan_pages"]
 
@@ -43,110 +42,86 @@ class PagePlan:
     keys: bytes
 
 
-_Part = tuple[int, int, int, int]  # pointer, length, view, offset in the view
-
-
-class _Pages:
-    """Pages as they are planned, one list a column."""
-
-    def __init__(self) -> None:
-        self.pointers: list[int] = []
-        self.lengths: list[int] = []
-        self.part_views: list[int] = []
-        self.part_offsets: list[int] = []
-        self.views: list[int] = []
-        self.view_count = 0
-        self.parts: list[int] = []
-        self.item_sizes: list[int] = []
-        self.floating: list[bool] = []
-        self.packed: list[bool] = []
-
-    def view(self, chunk: ChunkSource) -> int:
-        """The number of a chunk's view; 0 when its bytes lie together."""
-        if not chunk.strides:
-            return 0
-        element_bytes = chunk.nbytes // prod(chunk.sizes)  # of a complex number: two items
-        self.views += (element_bytes, len(chunk.sizes), *chunk.sizes, *chunk.strides)
-        self.view_count += 1
-        return self.view_count
-
-    def add(self, parts: Sequence[_Part], item_size: int, floating: bool, packed: bool) -> int:
-        """Adds a page; returns its number."""
-        for pointer, length, view, offset in parts:
-            self.pointers.append(pointer)
-            self.lengths.append(length)
-            self.part_views.append(view)
-            self.part_offsets.append(offset)
-        self.parts.append(len(parts))
-        self.item_sizes.append(item_size)
-        self.floating.append(floating)
-        self.packed.append(packed)
-        return len(self.parts) - 1
-
-
-def plan_pages(chunks: Sequence[ChunkSource], page_bytes: int, pack_below_bytes: int) -> PagePlan:
-    """Plans the pages of chunks that are sorted by key.
+def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan:
+    """Plans the pages of a state.
 
     The plan depends on the chunks' keys, types and sizes alone, so the same state always has the same pages. Pages of
     large chunks come first, in key order, then packed ones by dtype.
     """
-    pages = _Pages()
+    chunks = flat.chunks
     rows = np.zeros(len(chunks), CHUNK_ROW)
-    dims: list[int] = []
-    keys = bytearray()
-    small: dict[int, list[int]] = {}
-    for number, chunk in enumerate(chunks):
-        key = chunk.key.encode("utf-8", "surrogatepass")
-        row = rows[number]
-        row["key_offset"], row["key_length"] = len(keys), len(key)
-        keys += key
-        row["dtype"], row["ndim"], row["dims"] = chunk.dtype, len(chunk.shape), len(dims)
-        dims += (*chunk.shape, *chunk.offsets, *chunk.sizes)
-        row["bytes"] = chunk.nbytes
-        if chunk.nbytes == 0:
-            continue
-        if chunk.nbytes < pack_below_bytes:
-            small.setdefault(chunk.dtype, []).append(number)
-            continue
-        row["first_page"] = len(pages.parts)
-        view = pages.view(chunk)
-        for offset in range(0, chunk.nbytes, page_bytes):
-            length = min(page_bytes, chunk.nbytes - offset)
-            part = (chunk.pointer, length, view, offset) if view else (chunk.pointer + offset, length, 0, 0)
-            pages.add([part], chunk.item_size, chunk.floating, packed=False)
-        row["pages"] = len(pages.parts) - int(row["first_page"])
-    for dtype in sorted(small):
-        _pack(pages, rows, [(number, chunks[number]) for number in small[dtype]], min(page_bytes, _PACKED_PAGE_BYTES))
+    rows["key_offset"], rows["key_length"] = chunks.key_offsets, chunks.key_lengths
+    rows["dtype"], rows["ndim"], rows["dims"] = chunks.dtypes, chunks.ndims, chunks.dims_at
+    rows["bytes"] = chunks.nbytes
+    view_of, views = _views(flat)
+
+    large = np.flatnonzero(chunks.nbytes >= max(pack_below_bytes, 1))
+    counts = -(-chunks.nbytes[large] // page_bytes)
+    firsts = np.cumsum(counts) - counts
+    rows["first_page"][large], rows["pages"][large] = firsts, counts
+    owners = np.repeat(large, counts)
+    offsets = (np.arange(len(owners)) - np.repeat(firsts, counts)) * page_bytes
+    lengths = np.minimum(chunks.nbytes[owners] - offsets, page_bytes)
+
+    packed, packed_counts = _pack(rows, chunks, pack_below_bytes, min(page_bytes, _PACKED_PAGE_BYTES), len(owners))
+    first_owners = np.concatenate([owners, packed[np.cumsum(packed_counts) - packed_counts]])
+    owners = np.concatenate([owners, packed])
+    offsets = np.concatenate([offsets, np.zeros(len(packed), np.int64)])
+    apart = view_of[owners] != 0
     return PagePlan(
-        pointers=np.array(pages.pointers, np.uint64),
-        lengths=np.array(pages.lengths, np.uint64),
-        part_views=np.array(pages.part_views, np.uint32),
-        part_offsets=np.array(pages.part_offsets, np.uint64),
-        views=np.array(pages.views, np.int64),
-        parts_of_page=np.array(pages.parts, np.uint32),
-        item_sizes=np.array(pages.item_sizes, np.uint8),
-        floating=np.array(pages.floating, np.uint8),
-        packed=np.array(pages.packed, np.uint8),
+        pointers=flat.pointers[owners] + np.where(apart, 0, offsets).astype(np.uint64),
+        lengths=np.concatenate([lengths, chunks.nbytes[packed]]).astype(np.uint64),
+        part_views=view_of[owners],
+        part_offsets=np.where(apart, offsets, 0).astype(np.uint64),
+        views=views,
+        parts_of_page=np.concatenate([np.ones(len(first_owners) - len(packed_counts), np.int64), packed_counts]).astype(
+            np.uint32
+        ),
+        item_sizes=flat.item_sizes[first_owners],
+        floating=flat.floating[first_owners].astype(np.uint8),
+        packed=(np.arange(len(first_owners)) >= len(first_owners) - len(packed_counts)).astype(np.uint8),
         chunks=rows,
-        dims=np.array(dims, np.int64),
-        keys=bytes(keys),
+        dims=chunks.dims,
+        keys=chunks.keys,
     )
 
 
+def _views(flat: FlatState) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """The number of each chunk's view, 0 where its bytes lie together; and the views."""
+    numbers = np.zeros(len(flat.chunks), np.uint32)
+    views: list[int] = []
+    for number, (chunk, strides) in enumerate(sorted(flat.strides.items()), 1):
+        sizes = flat.chunks.info(chunk).sizes
+        element_bytes = int(flat.chunks.nbytes[chunk]) // prod(sizes)  # of a complex number: two items
+        views += (element_bytes, len(sizes), *sizes, *strides)
+        numbers[chunk] = number
+    return numbers, np.array(views, np.int64)
+
+
 def _pack(
-    pages: _Pages, rows: npt.NDArray[np.void], chunks: Sequence[tuple[int, ChunkSource]], packed_bytes: int
-) -> None:
-    """Puts small chunks of one dtype back to back into packed pages."""
-    parts: list[_Part] = []
-    held = 0
-    source = chunks[0][1]
-    for number, chunk in chunks:
-        if held and held + chunk.nbytes > packed_bytes:
-            pages.add(parts, source.item_size, source.floating, packed=True)
-            parts, held = [], 0
-        row = rows[number]
-        row["flags"] = CHUNK_PACKED
-        row["first_page"], row["pages"], row["page_offset"] = len(pages.parts), 1, held
-        parts.append((chunk.pointer, chunk.nbytes, pages.view(chunk), 0))
-        held += chunk.nbytes
-    pages.add(parts, source.item_size, source.floating, packed=True)
+    rows: npt.NDArray[np.void], chunks: ChunkTable, pack_below_bytes: int, packed_bytes: int, first_page: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Puts small chunks of one dtype back to back into packed pages: the chunks in order, and how many a page has."""
+    small = np.flatnonzero((chunks.nbytes > 0) & (chunks.nbytes < pack_below_bytes))
+    small = small[np.argsort(chunks.dtypes[small], kind="stable")]
+    counts: list[int] = []
+    at = 0
+    while at < len(small):
+        dtype = chunks.dtypes[small[at]]
+        end = at + int(np.searchsorted(chunks.dtypes[small[at:]], dtype, side="right"))
+        ends = np.cumsum(chunks.nbytes[small[at:end]])
+        start = 0
+        while start < len(ends):
+            held = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, held + packed_bytes, side="right")), start + 1)
+            counts.append(stop - start)
+            start = stop
+        at = end
+    pages = np.array(counts, np.int64)
+    # Where a chunk begins: what stands before it in its page.
+    before = np.cumsum(chunks.nbytes[small]) - chunks.nbytes[small]
+    begins = before[np.cumsum(pages) - pages]
+    rows["flags"][small], rows["pages"][small] = CHUNK_PACKED, 1
+    rows["first_page"][small] = np.repeat(first_page + np.arange(len(pages)), pages)
+    rows["page_offset"][small] = before - np.repeat(begins, pages)
+    return small, pages

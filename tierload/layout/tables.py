@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tierload.errors import CorruptStore
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW, SEGMENT_ROW
-from tierload.types import ChunkInfo, Destination
+from tierload.types import ChunkTable, Destinations
 
 __all__ = ["ManifestTable", "ReadPlan", "segment_sizes"]
+
+_DTYPE_MAX = 255  # every code that a release may have; the column has more room, which is not used
 
 
 def segment_sizes(segments: npt.NDArray[np.uint8]) -> list[int]:
     """The sizes in bytes of the files that a manifest's section of segments lists."""
     return [int(size) for size in segments.view(SEGMENT_ROW)["size"]]
-
-
-def _text(key: bytes) -> str:
-    try:
-        return key.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        raise CorruptStore(f"a key in the manifest is no UTF-8: {key[:40]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +43,22 @@ class ManifestTable:
         keys: npt.NDArray[np.uint8],
     ) -> None:
         self.pages = pages.view(PAGE_ROW)
-        self.chunks = chunks.view(CHUNK_ROW)
-        self._dims = dims.view(np.int64)
-        self._keys = keys.tobytes()
-
-    def key(self, number: int) -> str:
-        """The key of one chunk."""
-        row = self.chunks[number]
-        start = int(row["key_offset"])
-        return _text(self._keys[start : start + int(row["key_length"])])
-
-    def infos(self) -> list[ChunkInfo]:
-        """Every chunk, in row order."""
-        dims = self._dims.tolist()
-        out = []
-        columns = ("key_offset", "key_length", "dtype", "ndim", "dims", "bytes")
-        for number, (offset, length, dtype, ndim, at, nbytes) in enumerate(
-            zip(*(self.chunks[name].tolist() for name in columns), strict=True)
-        ):
-            key = _text(self._keys[offset : offset + length])
-            shape, offsets, sizes = (tuple(dims[at + i * ndim : at + (i + 1) * ndim]) for i in range(3))
-            out.append(ChunkInfo(number, key, dtype, shape, offsets, sizes, nbytes))
-        return out
+        self.rows = chunks.view(CHUNK_ROW)
+        self.chunks = ChunkTable(
+            keys=keys.tobytes(),
+            key_offsets=_column(self.rows["key_offset"], np.int64),
+            key_lengths=_column(self.rows["key_length"], np.int64),
+            dtypes=_column(np.minimum(self.rows["dtype"], _DTYPE_MAX), np.uint8),
+            ndims=_column(self.rows["ndim"], np.uint8),
+            dims_at=_column(self.rows["dims"], np.int64),
+            dims=dims.view(np.int64),
+            nbytes=_column(self.rows["bytes"], np.int64),
+        )
 
     def page_owner(self, page: int) -> list[int]:
         """Numbers of the chunks that lie in a page."""
-        first = self.chunks["first_page"].astype(np.int64)
-        inside = (first <= page) & (page < first + self.chunks["pages"])
+        first = self.rows["first_page"].astype(np.int64)
+        inside = (first <= page) & (page < first + self.rows["pages"])
         return [int(number) for number in np.flatnonzero(inside)]
 
     def stored_bytes(self) -> int:
@@ -85,43 +68,36 @@ class ManifestTable:
 
     def is_packed(self, number: int) -> bool:
         """Whether a chunk shares its page with others."""
-        return bool(self.chunks["flags"][number] & CHUNK_PACKED)
+        return bool(self.rows["flags"][number] & CHUNK_PACKED)
 
     def raw_digests(self, number: int) -> tuple[bytes, int]:
         """What identifies a chunk's bytes: the digests of its pages, and its offset in the first one."""
-        row = self.chunks[number]
+        row = self.rows[number]
         first, count = int(row["first_page"]), int(row["pages"])
         return self.pages["raw_digest"][first : first + count].tobytes(), int(row["page_offset"])
 
-    def plan_reads(self, destinations: Sequence[Destination]) -> ReadPlan:
+    def plan_reads(self, destinations: Destinations) -> ReadPlan:
         """Which parts of which pages fill the destinations."""
-        pages: list[int] = []
-        offsets: list[int] = []
-        pointers: list[int] = []
-        lengths: list[int] = []
-        owners: list[int] = []
-        raw_lengths = self.pages["raw_length"].tolist()
-        columns = ("first_page", "pages", "page_offset", "flags")
-        table = list(zip(*(self.chunks[name].tolist() for name in columns), strict=True))
-        for owner, destination in enumerate(destinations):
-            first, count, page_offset, flags = table[destination.chunk]
-            if flags & CHUNK_PACKED:
-                spans = [(first, page_offset, destination.nbytes)] if count else []
-            else:
-                spans = [(page, 0, raw_lengths[page]) for page in range(first, first + count)]
-            at = destination.pointer
-            for page, offset, length in spans:
-                pages.append(page)
-                offsets.append(offset)
-                pointers.append(at)
-                lengths.append(length)
-                owners.append(owner)
-                at += length
-        order = np.argsort(np.array(pages, np.uint32), kind="stable")
+        rows = self.rows[destinations.chunks]
+        counts = rows["pages"].astype(np.int64)
+        owners = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        pages = rows["first_page"][owners] + within
+        packed = (rows["flags"][owners] & CHUNK_PACKED) != 0
+        raw_lengths = self.pages["raw_length"].astype(np.int64)[pages]
+        lengths = np.where(packed, rows["bytes"][owners].astype(np.int64), raw_lengths)
+        before = np.cumsum(lengths) - lengths  # bytes of all that stand before, of which those of the same owner count
+        begins = before[np.cumsum(counts) - counts] if len(owners) else before
+        order = np.argsort(pages, kind="stable")
         return ReadPlan(
-            pages=np.array(pages, np.uint32)[order],
-            offsets=np.array(offsets, np.uint32)[order],
-            pointers=np.array(pointers, np.uint64)[order],
-            lengths=np.array(lengths, np.uint64)[order],
-            owners=np.array(owners, np.uint32)[order],
+            pages=pages[order].astype(np.uint32),
+            offsets=np.where(packed, rows["page_offset"][owners], 0)[order].astype(np.uint32),
+            pointers=(destinations.pointers[owners] + (before - begins[owners]).astype(np.uint64))[order],
+            lengths=lengths[order].astype(np.uint64),
+            owners=owners[order].astype(np.uint32),
         )
+
+
+def _column(field: npt.NDArray[Any], dtype: type[Any]) -> npt.NDArray[Any]:
+    """A field of the rows by itself."""
+    return np.ascontiguousarray(field).astype(dtype)

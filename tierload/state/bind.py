@@ -35,14 +35,14 @@ from tierload.state.reader import Reader
 from tierload.state.targets import Put, is_filled, is_sequence
 from tierload.state.tensors import is_plain_tensor, refusal
 from tierload.state.views import TensorView
-from tierload.types import ChunkInfo, LoadReport
+from tierload.types import ChunkTable, LoadReport
 
 __all__ = ["Binder", "plan_bind"]
 
 
 def plan_bind(
     document: bytes,
-    chunks: Sequence[ChunkInfo],
+    chunks: ChunkTable,
     into: object,
     *,
     strict: bool = True,
@@ -122,7 +122,8 @@ class Binder:
         for fill in self.materials:
             fill.view.data(self.reader.memory)
         fills.settle(self._fills)
-        direct = [spot.chunk for spot in fills.direct]
+        memory = self.reader.memory
+        in_place = [number for number, _ in fills.direct]
 
         def finish() -> LoadReport:
             self.reader.arrived()
@@ -132,7 +133,7 @@ class Binder:
                 act()
             return self._report()
 
-        return LoadPlan([*self.reader.memory.destinations(), *fills.direct], direct, self.reader.users, finish)
+        return LoadPlan(memory.chunks, memory.destinations(fills.direct), in_place, self.reader.users, finish)
 
     def _clashes(self) -> list[Fill]:
         """Fills whose memory in the target another one has, with other bytes."""

@@ -72,8 +72,7 @@ def chunks_of(leaves: Iterable[TensorLeaf], notes: list[str]) -> list[Chunk | Te
                 chunks.append(chunk)
             chunk.views.append(View(leaf, 0, leaf.stride))
             continue
-        start = leaf.start
-        end = start + (leaf.nbytes if leaf.contiguous else leaf.footprint().span)
+        start, end = leaf.range
         memory = "" if leaf.tensor.is_cpu else (str(leaf.tensor.device), leaf.tensor.untyped_storage().data_ptr())
         regions[memory].append((start, end, number, leaf))
     for region in regions.values():

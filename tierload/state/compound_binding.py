@@ -24,6 +24,7 @@ from tierload.state.nodes import tag_of
 from tierload.state.reader import Reader
 from tierload.state.scalars import Unwritable
 from tierload.state.targets import Put
+from tierload.types import NO_CHUNKS
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -157,7 +158,7 @@ def _differences(reader: Reader, own: Compound, stored: CompoundNode) -> list[tu
 
 def _same_context(reader: Reader, own: object, stored: object) -> bool:
     """Whether the document of a context says what is stored; references, which count from elsewhere, are followed."""
-    here = Reader(flatten(own).document, ())
+    here = Reader(flatten(own).document, NO_CHUNKS)
     pairs = [(here.root, stored)]
     met: set[tuple[int, int]] = set()
     while pairs:

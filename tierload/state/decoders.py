@@ -16,7 +16,7 @@ from tierload.state.assembly import read_compound
 from tierload.state.containers import FACTORIES
 from tierload.state.keys import Part, Path
 from tierload.state.members import optimizer_node, pairs, type_fields
-from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
+from tierload.state.nodes import DROPPED, fields_of, tag_of
 from tierload.state.rebuilding import blank, compound_tensor, member, named_tuple
 from tierload.state.scalars import sized
 
@@ -33,8 +33,9 @@ def _sequence(
 ) -> Generator[tuple[object, Path], object, bool]:
     """Decode the elements of a sequence, None for those that the key filter drops; whether anything is left."""
     nodes = sized(content)
-    if reader.keys is None and SCALARS.issuperset(map(type, nodes)):
-        into.extend(nodes)
+    if reader.keys is None:
+        for index, node in reader.memory.fill_list(nodes, into):
+            into[index] = yield node, path.child(index)
         return True
     kept = not nodes and reader.wants(path)
     for index, node in enumerate(nodes):
@@ -101,37 +102,51 @@ def _mapping(
 def _dict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     if type(content) is not dict:
         raise CorruptStore(f"{path.shown()} is no dict in the state document")
-    if reader.keys is None and SCALARS.issuperset(map(type, content.values())):
-        values = dict(content)
-        reader.keep(node, values)
-        return values
-    return (yield from _mapping(reader, node, ((name, name, inner) for name, inner in content.items()), path, {}))
+    values: dict[str, Any] = {}
+    if reader.keys is not None:
+        members = ((name, name, inner) for name, inner in content.items())
+        return (yield from _mapping(reader, node, members, path, values))
+    reader.keep(node, values)
+    for name, inner in reader.memory.fill_dict(content, values):
+        values[name] = yield inner, path.child(name)
+    return values
+
+
+def _pairs(reader: Reader, node: object, content: object, path: Path, into: MutableMapping[Any, Any]) -> Decoding:
+    """Decode pairs of key and node into a dict."""
+    rest = None if reader.keys is not None else reader.memory.fill_pairs(sized(content), into)
+    if rest is None:
+        return (yield from _mapping(reader, node, pairs(reader, content), path, into))
+    reader.keep(node, into)
+    for key, inner in rest:
+        into[key] = yield inner, path.child(key)
+    return into
 
 
 def _map(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, pairs(reader, content), path, {})
+    return _pairs(reader, node, content, path, {})
 
 
 def _odict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, pairs(reader, content), path, collections.OrderedDict())
+    return _pairs(reader, node, content, path, collections.OrderedDict())
 
 
 def _statedict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     items, metadata = fields_of(content, "items", "metadata")
-    value = yield from _mapping(reader, node, pairs(reader, items), path, collections.OrderedDict())
+    value: Any = yield from _pairs(reader, node, items, path, collections.OrderedDict())
     if value is not DROPPED:
-        value._metadata = reader.unfiltered(metadata, path.inner())  # type: ignore[attr-defined]
+        value._metadata = reader.unfiltered(metadata, path.inner())
     return value
 
 
 def _counter(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
-    return _mapping(reader, node, pairs(reader, content), path, collections.Counter())
+    return _pairs(reader, node, content, path, collections.Counter())
 
 
 def _ddict(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     items, factory = fields_of(content, "items", "factory")
     values: collections.defaultdict[Any, Any] = collections.defaultdict(None if factory is None else FACTORIES[factory])
-    return _mapping(reader, node, pairs(reader, items), path, values)
+    return _pairs(reader, node, items, path, values)
 
 
 def _named(reader: Reader, node: object, content: Any, path: Path) -> Decoding:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-__all__ = ["BY_CODE", "BY_DTYPE", "BY_NAME", "CODE_NAMES", "UINT8", "DType"]
+__all__ = ["BY_CODE", "BY_DTYPE", "BY_NAME", "CODE_NAMES", "FLOATING", "ITEM_SIZES", "UINT8", "DType"]
 
 CODE_NAMES = {
     1: "bool",
@@ -91,3 +92,10 @@ BY_CODE: dict[int, DType] = {row.code: row for row in _rows()}
 BY_NAME: dict[str, DType] = {row.name: row for row in BY_CODE.values()}
 BY_DTYPE: dict[torch.dtype, DType] = {row.torch: row for row in BY_CODE.values()}
 UINT8 = BY_NAME["uint8"]
+
+ITEM_SIZES = np.ones(max(CODE_NAMES) + 1, np.uint8)
+FLOATING = np.zeros(max(CODE_NAMES) + 1, np.bool_)
+"""Of each code; those that this torch lacks are never asked for."""
+
+for _row in BY_CODE.values():
+    ITEM_SIZES[_row.code], FLOATING[_row.code] = _row.item_size, _row.floating

@@ -14,7 +14,6 @@ from tierload.state.keys import Path
 from tierload.state.memory import Memory
 from tierload.state.tensors import is_plain_tensor, tensor_over
 from tierload.state.views import TensorView
-from tierload.types import Destination
 
 __all__ = ["Fill", "Fills", "obstacle", "untie"]
 
@@ -114,7 +113,7 @@ class Fills:
         self._memory = memory
         self._copies: list[tuple[Fill, torch.Tensor]] = []
         self._touched: list[torch.Tensor] = []
-        self.direct: list[Destination] = []
+        self.direct: list[tuple[int, torch.Tensor]] = []  # chunk, and the tensor of the target that it is read into
 
     def settle(self, fills: Iterable[Fill]) -> None:
         """Choose a tensor of the target as the destination of each chunk where one suits, else new memory."""
@@ -133,7 +132,7 @@ class Fills:
                 self._copies += [(fill, fill.view.over(buffer)) for fill in users]
                 continue
             live = chosen.live
-            self.direct.append(Destination(number, live.data_ptr(), nbytes, live))
+            self.direct.append((number, live))
             for fill in users:
                 if fill is chosen or _same_memory(fill.live, live, fill.view, chosen.view):
                     continue

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 
+from tierload import _native
 from tierload.errors import UnsupportedValue
 from tierload.state import compound_writing, files, modules, optimizers, rng
 from tierload.state.chunking import Chunk, chunks_of
 from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
-from tierload.state.dtypes import UINT8
+from tierload.state.dtypes import BY_DTYPE, FLOATING, ITEM_SIZES
 from tierload.state.keys import DEPTH_MAX, ROOT, Path
 from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
-from tierload.state.sources import source, view_json
-from tierload.state.tensors import TensorLeaf, refusal
+from tierload.state.sources import Blob, described, texts
+from tierload.state.tensors import TORCH, TensorLeaf, refusal
 from tierload.state.texts import base64_text, quoted
-from tierload.types import ChunkSource, FlatState
+from tierload.types import ChunkTable, FlatState
 
 __all__ = ["flatten"]
 
@@ -51,30 +52,17 @@ def flatten(state: object, *, allow_pickle: bool = False) -> FlatState:
         return writer.flat()
 
 
-class _Blob:
-    """Raw bytes that get a chunk; ``slot`` is where its number goes in the document."""
-
-    __slots__ = ("data", "key", "slot")
-
-    def __init__(self, key: str, slot: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        self.key = key
-        self.slot = slot
-        self.data = data
-
-
 class _Writer:
-    """Writes the document without recursion: ``write`` keeps the text and values that are still to come on a stack."""
+    """Writes the document. The native writer walks the ordinary containers and tensors; it asks ``_encode`` for others,
+    which gives text and, between it, the values inside."""
 
     def __init__(self, state: object, allow_pickle: bool) -> None:
         self._state = state
         self._allow_pickle = allow_pickle
-        self._out: list[str] = ['{"version":1,"root":']
+        self._out = _native.StateWriter(TORCH)
         self._tensors: list[TensorLeaf] = []
-        self._blobs: list[_Blob] = []
+        self._blobs: list[Blob] = []
         self._notes: list[str] = []
-        self._seen: dict[int, int] = {}
-        self._kept: list[object] = []  # what has an identity in _seen must not be freed before the end
-        self._count = 0
         self._open: set[int] = set()
         self._names: ParameterNames | None = None
         own: dict[type, Callable[[Any, Path], Parts]] = {
@@ -93,82 +81,74 @@ class _Writer:
         self._counted = COUNTED | {bytearray, np.ndarray, np.memmap, rng.RNG, *rng.GENERATORS}
 
     def write(self) -> None:
-        """Write the whole document, with empty slots for the numbers of chunks."""
-        out, encoders, counted = self._out, self._encoders, self._counted
-        stack: Parts = [(self._state, ROOT)]
-        while stack:
-            item = stack.pop()
-            if isinstance(item, str):
-                out.append(item)
-                continue
-            value, path = item
-            kind = type(value)
+        """Write the whole document, with holes for the numbers of chunks."""
+        self._out.append('{"version":1,"root":')
+        self._out.write(self._state, ROOT, self._encode)
+        self._out.append("}")
+
+    def _encode(self, value: Any, path: Path) -> Parts:
+        """The parts of a value that the native writer does not know."""
+        kind = type(value)
+        try:
             write = WRITERS.get(kind)
-            try:
-                if write is not None:
-                    out.append(write(value))
-                    continue
-                encode = encoders.get(kind)
-                is_counted = kind in counted
-                if encode is None:
-                    encode, is_counted = self._other(value, path)
-                if is_counted:
-                    reference = self._met(value)
-                    if reference:
-                        out.append(reference)
-                        continue
-                if path.depth > DEPTH_MAX:
-                    raise Unwritable(f"the state nests deeper than {DEPTH_MAX} levels here")
-                stack.extend(reversed(encode(value, path)))
-            except Unwritable as error:
-                raise unsupported(value, path, str(error)) from error
-        out.append("}")
+            if write is not None:
+                return [write(value)]
+            encode = self._encoders.get(kind)
+            counted = kind in self._counted
+            if encode is None:
+                encode, counted = self._other(value, path)
+            if counted:
+                reference = self._met(value)
+                if reference:
+                    return [reference]
+            if path.depth > DEPTH_MAX:
+                raise Unwritable(f"the state nests deeper than {DEPTH_MAX} levels here")
+            return encode(value, path)
+        except Unwritable as error:
+            raise unsupported(value, path, str(error)) from error
 
     def flat(self) -> FlatState:
-        """Number the chunks, fill the slots, and hand everything over."""
+        """Number the chunks, fill the holes, and hand everything over."""
         notes: list[str] = []
-        rows: list[Chunk | TensorLeaf | _Blob] = [*chunks_of(self._tensors, notes), *self._blobs]
+        shared = self._out.shared([leaf.range for leaf in self._tensors if leaf.tensor.is_cpu and leaf.nbytes])
+        leaves = [*self._tensors, *(TensorLeaf(*self._out.leaf(number)) for number in shared)]
+        leaves.sort(key=attrgetter("hole"))
+        rows: list[Chunk | TensorLeaf | Blob] = [*chunks_of(leaves, notes), *self._blobs]
         self._notes += sorted(notes)  # they come in the order of addresses
-        rows.sort(key=attrgetter("key"))  # code points are in the order of their UTF-8
-        sources: list[ChunkSource] = []
-        ties, last = 0, None
-        apart: dict[int, int] = {}
-        for number, row in enumerate(rows):
-            key = row.key
-            if key == last:
-                raise UnsupportedValue(f"two tensors in the state have the key {key!r}; a dict has keys of equal text")
-            last = key
-            if type(row) is TensorLeaf:
-                self._out[row.slot] = f'{{"chunk":{number},"shape":[{",".join(map(str, row.shape))}]{row.marks}}}'
-                sources.append(source(key, row.row, row.shape, row.start, row.nbytes, row.tensor))
-            elif isinstance(row, _Blob):
-                self._out[row.slot] = str(number)
-                length = row.data.nbytes
-                pointer = row.data.ctypes.data if length else 0
-                sources.append(source(key, UINT8, (length,), pointer, length, row.data))
-            elif isinstance(row, Chunk):
-                tie = ""
-                if len(row.views) > 1:
-                    tie = f',"tie":{ties}'
-                    ties += 1
-                if row.apart is not None:
-                    tie += f',"apart":{apart.setdefault(id(row.apart), len(apart))}'
-                for view in row.views:
-                    self._out[view.leaf.slot] = view_json(number, row, view, tie)
-                sources.append(source(key, row.row, row.sizes, row.pointer, row.nbytes, row.owner, row.strides))
-        return FlatState(tuple(sources), "".join(self._out).encode("ascii"), tuple(self._notes))
+        keys = [row.key.encode("utf-8", "surrogatepass") for row in rows]
+        order = self._out.order(shared, keys)
+        if order.twice is not None:
+            key = order.twice.decode("utf-8", "surrogatepass")
+            raise UnsupportedValue(f"two tensors in the state have the key {key!r}; a dict has keys of equal text")
+        more = [described(row) for row in rows]
+        *columns, pointers = self._out.table(
+            order,
+            keys,
+            [each.row.code for each in more],
+            [each.sizes for each in more],
+            [each.pointer for each in more],
+            [each.nbytes for each in more],
+        )
+        chunks = ChunkTable(*columns)
+        return FlatState(
+            chunks=chunks,
+            pointers=pointers,
+            strides={number: each.strides for number, each in zip(order.more, more, strict=True) if each.strides},
+            item_sizes=ITEM_SIZES[chunks.dtypes],
+            floating=FLOATING[chunks.dtypes],
+            owners=(self._out.tensors, [each.owner for each in more]),
+            document=self._out.document(order, texts(sorted(zip(order.more, rows, strict=True), key=itemgetter(0)))),
+            notes=tuple(self._notes),
+        )
 
     def _met(self, value: object) -> str:
         """Count a value whose identity is kept; the reference to it when it has been met before, else no text."""
-        number = self._seen.get(id(value))
-        if number is not None:
-            if id(value) in self._open:
-                raise Unwritable("its own state refers to it")
-            return f'{{"ref":{number}}}'
-        self._seen[id(value)] = self._count
-        self._count += 1
-        self._kept.append(value)
-        return ""
+        number = self._out.met(value)
+        if number < 0:
+            return ""
+        if id(value) in self._open:
+            raise Unwritable("its own state refers to it")
+        return f'{{"ref":{number}}}'
 
     def _other(self, value: object, path: Path) -> tuple[Callable[[Any, Path], Parts], bool]:
         """How a value of no built-in type is written, and whether references count it."""
@@ -187,16 +167,17 @@ class _Writer:
             raise unsupported(value, path, _ADVICE)
         return self._pickle, False
 
-    def _slot(self, text: str) -> int:
+    def _hole(self, text: str) -> int:
         """Write ``text`` and leave a place for what is known only when the chunks are numbered."""
         self._out.append(text)
-        self._out.append("")
-        return len(self._out) - 1
+        return self._out.hole()
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Parts:
         if is_compound(tensor):
             return self._compound(tensor, path)
-        self._tensors.append(TensorLeaf(tensor, path, self._slot('{"t":')))
+        if tensor.dtype not in BY_DTYPE or tensor.is_meta:
+            raise refusal(tensor, path)
+        self._tensors.append(TensorLeaf(tensor, path.text(), self._hole('{"t":')))
         return ["}"]
 
     def _compound(self, tensor: torch.Tensor, path: Path) -> Parts:
@@ -204,14 +185,14 @@ class _Writer:
         return [reference] if reference else self._opened(tensor, compound_writing.encode(tensor, path))
 
     def _blob(self, path: Path, data: np.ndarray[Any, np.dtype[np.uint8]], text: str) -> None:
-        self._blobs.append(_Blob(path.text(), self._slot(text), data))
+        self._blobs.append(Blob(path.text(), self._hole(text), data))
 
     def _bytes(self, value: bytes | bytearray, path: Path) -> Parts:
         kind = type(value).__name__
         if len(value) < _BLOB_MIN:
             return [f'{{"{kind}":"{base64_text(value)}"}}']
         if kind == "bytes":  # a bytearray has been counted already
-            self._count += 1
+            self._out.count()
         else:
             value = bytes(value)  # a view of a bytearray would keep the user from resizing it
         self._blob(path, np.frombuffer(value, np.uint8), '{"blob":{"chunk":')
@@ -264,7 +245,7 @@ class _Writer:
         self._out.append('{"folder":{"entries":[')
         for position, (name, inner) in enumerate(entry.entries.items()):
             self._out.append(f"{',' if position else ''}[{quoted(name)},")
-            self._out.extend(str(part) for part in self._entry(inner, path.child(name)))
+            self._out.append("".join(str(part) for part in self._entry(inner, path.child(name))))
             self._out.append("]")
         return ["]}}"]
 

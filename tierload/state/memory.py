@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from tierload import _native
 from tierload.errors import CorruptStore, UnsupportedValue
 from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
-from tierload.types import ChunkInfo, Destination
+from tierload.state.tensors import TORCH
+from tierload.types import ChunkInfo, ChunkTable, Destinations
 
 __all__ = ["Memory"]
 
@@ -21,11 +24,13 @@ _INT64_MAX = (1 << 63) - 1
 class Memory:
     """Buffers by chunk number. Chunks are checked here against themselves: sizes, dtype and bytes agree."""
 
-    def __init__(self, chunks: Sequence[ChunkInfo]) -> None:
-        self._chunks = {chunk.number: chunk for chunk in chunks}
-        self._rows: dict[object, tuple[ChunkInfo, DType]] = {}  # those that have been checked
-        self._tensors: dict[int, torch.Tensor] = {}
+    def __init__(self, chunks: ChunkTable) -> None:
+        self.chunks = chunks
+        self._rows: dict[int, tuple[ChunkInfo, DType]] = {}  # those that have been checked
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
+        self._table = _native.TensorTable(
+            TORCH, torch.empty_like, chunks.dtypes, chunks.ndims, chunks.dims_at, chunks.dims, chunks.nbytes
+        )
 
     def row(self, number: object) -> tuple[ChunkInfo, DType]:
         """A chunk that the document names, and its dtype.
@@ -34,11 +39,11 @@ class Memory:
             CorruptStore: There is no such chunk, or it contradicts itself.
             UnsupportedValue: This torch lacks its dtype.
         """
-        if type(number) is int and number in self._rows:
-            return self._rows[number]
-        chunk = self._chunks.get(number) if type(number) is int else None
-        if chunk is None:
+        if type(number) is not int or not 0 <= number < len(self.chunks):
             raise CorruptStore(f"the state document names chunk {number!r:.40}, which the manifest does not have")
+        if number in self._rows:
+            return self._rows[number]
+        chunk = self.chunks.info(number)
         row = BY_CODE.get(chunk.dtype)
         if row is None:
             name = CODE_NAMES.get(chunk.dtype)
@@ -54,47 +59,81 @@ class Memory:
         self._rows[number] = chunk, row
         return chunk, row
 
-    def tensor(self, number: int, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """A tensor that owns the memory of a chunk: of ``shape`` if it is made now, flat without one."""
-        tensor = self._tensors.get(number)
+    def fill_dict(self, nodes: dict[str, Any], into: dict[str, Any]) -> list[tuple[str, object]]:
+        """Put what stands in a node into a dict, as far as that is scalars and plain tensors; key and node of the rest,
+        whose places hold None."""
+        with _no_memory():
+            return self._table.fill_dict(nodes, into, _empty)
+
+    def fill_list(self, nodes: list[Any], into: list[Any]) -> list[tuple[int, object]]:
+        """The same for a list."""
+        with _no_memory():
+            return self._table.fill_list(nodes, into, _empty)
+
+    def fill_pairs(self, pairs: list[Any], into: Any) -> list[tuple[Any, object]] | None:
+        """The same for pairs of key and node; None when a key is no scalar."""
+        with _no_memory():
+            return self._table.fill_pairs(pairs, into, _empty)
+
+    def whole(self, number: int) -> torch.Tensor | None:
+        """The tensor that is a whole chunk, the same each time; None when the chunk's memory is another's."""
+        chunk, _ = self.row(number)
+        with _no_memory(chunk):
+            tensor = self._table.whole(number, _empty)
+        assert tensor is None or isinstance(tensor, torch.Tensor)
+        return tensor
+
+    def tensor(self, number: int) -> torch.Tensor:
+        """A tensor that owns the memory of a chunk, whatever its shape."""
+        tensor = self._table.get(number)
         if tensor is None:
             chunk, row = self.row(number)
             if number in self._arrays:
                 raise CorruptStore(f"key {chunk.key!r} is both a tensor and something else in the state document")
-            sizes = (chunk.nbytes // row.size,) if shape is None else shape
-            try:
-                tensor = torch.empty(sizes, dtype=row.torch, device="cpu")
-            except RuntimeError as error:
-                raise MemoryError(f"key {chunk.key!r} needs {chunk.nbytes} bytes of memory: {error}") from error
-            self._tensors[number] = tensor
+            with _no_memory(chunk):
+                tensor = torch.empty((chunk.nbytes // row.size,), dtype=row.torch, device="cpu")
+            self._table.put(number, tensor)
+        assert isinstance(tensor, torch.Tensor)
         return tensor
 
     def has_tensor(self, number: int) -> bool:
-        """Whether ``tensor`` has made the memory of this chunk."""
-        return number in self._tensors
+        """Whether the memory of this chunk has been made, or taken from a target."""
+        return self._table.get(number) is not None
 
     def array(self, number: object, shape: Sequence[int], dtype: np.dtype[Any], order: str) -> np.ndarray[Any, Any]:
         """An array that owns the memory of a chunk of raw bytes; each belongs to one value."""
         chunk, row = self.row(number)
-        if chunk.number in self._arrays or chunk.number in self._tensors or row.name != "uint8":
+        if chunk.number in self._arrays or self.has_tensor(chunk.number) or row.name != "uint8":
             raise CorruptStore(f"key {chunk.key!r} is used twice in the state document")
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != chunk.nbytes:
             raise CorruptStore(f"key {chunk.key!r}: {chunk.nbytes} bytes for an array {tuple(shape)} of {dtype}")
-        try:
+        with _no_memory(chunk):
             array = np.empty(shape, dtype, order="F" if order == "F" else "C")
-        except (MemoryError, ValueError) as error:
-            raise MemoryError(f"key {chunk.key!r} needs {chunk.nbytes} bytes of memory: {error}") from error
+        self._table.put(chunk.number, None)
         self._arrays[chunk.number] = array
         return array
 
-    def destinations(self) -> list[Destination]:
-        """Where the bytes of the chunks go that have been asked for; chunks without bytes need none."""
-        tensors = [
-            Destination(number, tensor.data_ptr(), self._chunks[number].nbytes, tensor)
-            for number, tensor in self._tensors.items()
-        ]
-        arrays = [
-            Destination(number, array.ctypes.data, self._chunks[number].nbytes, array)
-            for number, array in self._arrays.items()
-        ]
-        return sorted((spot for spot in tensors + arrays if spot.nbytes), key=lambda spot: spot.chunk)
+    def destinations(self, direct: Sequence[tuple[int, torch.Tensor]] = ()) -> Destinations:
+        """Where the bytes of the chunks go that have been asked for, with those that go to tensors of a target."""
+        chunks, pointers, owners = self._table.made()
+        more = [(number, array.ctypes.data, array) for number, array in self._arrays.items() if array.nbytes]
+        more += [(number, live.data_ptr(), live) for number, live in direct]
+        chunks = np.concatenate([chunks, np.array([number for number, _, _ in more], np.int64)])
+        pointers = np.concatenate([pointers, np.array([pointer for _, pointer, _ in more], np.uint64)])
+        kept = self.chunks.nbytes[chunks] > 0
+        order = np.argsort(chunks[kept], kind="stable")
+        return Destinations(chunks[kept][order], pointers[kept][order], (owners, [owner for _, _, owner in more]))
+
+
+def _empty(code: int, sizes: list[int]) -> torch.Tensor:
+    return torch.empty(sizes, dtype=BY_CODE[code].torch, device="cpu")
+
+
+@contextmanager
+def _no_memory(chunk: ChunkInfo | None = None) -> Iterator[None]:
+    """What torch and numpy raise when there is no memory left, as the error for it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ValueError) as error:
+        what = f"key {chunk.key!r} needs {chunk.nbytes} bytes" if chunk else "a tensor of the state needs more"
+        raise MemoryError(f"{what} of memory than there is: {error}") from error

@@ -8,7 +8,7 @@ from tierload.errors import KeyMismatch
 from tierload.state.keys import KeyFilter, Path
 from tierload.state.pause import paused_collection
 from tierload.state.reader import Reader
-from tierload.types import ChunkInfo, Destination
+from tierload.types import ChunkTable, Destinations
 
 __all__ = ["LoadPlan", "plan_load", "refuse_unused"]
 
@@ -22,19 +22,24 @@ class LoadPlan:
 
     def __init__(
         self,
-        destinations: Iterable[Destination],
+        chunks: ChunkTable,
+        destinations: Destinations,
         in_place: Iterable[int],
         users: Mapping[int, Sequence[Path]],
         finish: Callable[[], object],
     ) -> None:
-        self.destinations = tuple(destinations)
+        self.chunks = chunks
+        self.destinations = destinations
         self.in_place = frozenset(in_place)
         self._users = users
         self._finish = finish
 
     def keys_of(self, chunk: int) -> tuple[str, ...]:
         """The keys that the bytes of ``chunk`` go to."""
-        return tuple(sorted({path.text() for path in self._users.get(chunk, ())}))
+        users = self._users.get(chunk)
+        if users:
+            return tuple(sorted({path.text() for path in users}))
+        return (self.chunks.key(chunk),) if chunk in self.destinations.chunks else ()
 
     def finish(self) -> object:
         """Hand out the state, or a ``LoadReport`` where a target has been filled. To be called once."""
@@ -43,7 +48,7 @@ class LoadPlan:
 
 def plan_load(
     document: bytes,
-    chunks: Sequence[ChunkInfo],
+    chunks: ChunkTable,
     *,
     keys: Sequence[str] | None = None,
     types: Sequence[type] = (),
@@ -70,7 +75,7 @@ def plan_load(
         with paused_collection():
             return reader.whole() if reader.late else state
 
-    return LoadPlan(reader.memory.destinations(), (), reader.users, finish)
+    return LoadPlan(chunks, reader.memory.destinations(), (), reader.users, finish)
 
 
 def refuse_unused(keys: KeyFilter | None) -> None:

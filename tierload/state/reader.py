@@ -27,7 +27,7 @@ from tierload.state.registry import known_types
 from tierload.state.scalars import READERS, read_numpy_dtype, sized
 from tierload.state.texts import bytes_of, parse
 from tierload.state.views import TensorView, read_view, whole_chunk
-from tierload.types import ChunkInfo
+from tierload.types import ChunkTable
 
 __all__ = ["Reader"]
 
@@ -43,13 +43,14 @@ class Reader:
     """One document and the chunks that it names.
 
     ``keys`` restricts what is decoded; ``ready`` says that the bytes of all chunks have been read; ``late`` that a
-    value needed them and has to be decoded again. ``users`` are the places that the bytes of each chunk go to.
+    value needed them and has to be decoded again. ``users`` are the places that the bytes of each chunk go to, but for
+    plain tensors, whose place is the chunk's key.
     """
 
     def __init__(
         self,
         document: bytes,
-        chunks: Sequence[ChunkInfo],
+        chunks: ChunkTable,
         *,
         types: Sequence[type] = (),
         allow_pickle: bool = False,
@@ -241,8 +242,8 @@ class Reader:
         if made is not None:
             return made
         chunk = whole_chunk(content, self.memory)
-        if chunk is not None and not self.memory.has_tensor(chunk.number):
-            made = self.memory.tensor(chunk.number, chunk.sizes)
+        made = None if chunk is None else self.memory.whole(chunk.number)
+        if chunk is not None and made is not None:
             self.users[chunk.number].append(path)
         else:
             view = self.view(content, path)

@@ -1,31 +1,72 @@
-"""Chunks on their way out: what the engine is given of one, and what the document says of the views of it."""
+"""Chunks that Python describes, on their way out: what the store is given of one, and what the document says of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from tierload.state.chunking import Chunk, View
-from tierload.state.dtypes import DType
+from tierload.state.dtypes import UINT8, DType
 from tierload.state.footprints import contiguous_strides
-from tierload.types import ChunkSource
+from tierload.state.tensors import TensorLeaf
 
-__all__ = ["source", "view_json"]
-
-
-def source(
-    key: str,
-    row: DType,
-    sizes: tuple[int, ...],
-    pointer: int,
-    nbytes: int,
-    owner: object,
-    strides: tuple[int, ...] = (),
-) -> ChunkSource:
-    """A chunk as the engine takes it."""
-    return ChunkSource(
-        key, row.code, row.item_size, row.floating, sizes, (0,) * len(sizes), sizes, pointer, nbytes, owner, strides
-    )
+__all__ = ["Blob", "described", "texts"]
 
 
-def view_json(number: int, chunk: Chunk, view: View, tie: str) -> str:
+class Blob(NamedTuple):
+    """Raw bytes that get a chunk; ``hole`` is where its number goes in the document."""
+
+    key: str
+    hole: int
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Described(NamedTuple):
+    """A chunk in numbers; ``owner`` keeps its memory."""
+
+    row: DType
+    sizes: tuple[int, ...]
+    pointer: int
+    nbytes: int
+    strides: tuple[int, ...]
+    owner: object
+
+
+def described(chunk: Chunk | TensorLeaf | Blob) -> _Described:
+    """A chunk as the store is given it."""
+    if isinstance(chunk, TensorLeaf):
+        return _Described(chunk.row, chunk.shape, chunk.start, chunk.nbytes, (), chunk.tensor)
+    if isinstance(chunk, Blob):
+        nbytes = chunk.data.nbytes
+        return _Described(UINT8, (nbytes,), chunk.data.ctypes.data if nbytes else 0, nbytes, (), chunk.data)
+    return _Described(chunk.row, chunk.sizes, chunk.pointer, chunk.nbytes, chunk.strides, chunk.owner)
+
+
+def texts(chunks: Iterable[tuple[int, Chunk | TensorLeaf | Blob]]) -> list[tuple[int, str]]:
+    """Hole and text of everything that shows a part of these chunks, which come with their numbers, ascending."""
+    found: list[tuple[int, str]] = []
+    ties = 0
+    apart: dict[int, int] = {}
+    for number, chunk in chunks:
+        if isinstance(chunk, TensorLeaf):
+            shape = ",".join(map(str, chunk.shape))
+            found.append((chunk.hole, f'{{"chunk":{number},"shape":[{shape}]{chunk.marks}}}'))
+        elif isinstance(chunk, Blob):
+            found.append((chunk.hole, str(number)))
+        else:
+            tie = ""
+            if len(chunk.views) > 1:
+                tie = f',"tie":{ties}'
+                ties += 1
+            if chunk.apart is not None:
+                tie += f',"apart":{apart.setdefault(id(chunk.apart), len(apart))}'
+            found += [(view.leaf.hole, _view_json(number, chunk, view, tie)) for view in chunk.views]
+    return found
+
+
+def _view_json(number: int, chunk: Chunk, view: View, tie: str) -> str:
     """The content of a ``t`` that shows a part of a chunk, or shares it."""
     leaf = view.leaf
     shape = ",".join(map(str, leaf.shape))

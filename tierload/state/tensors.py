@@ -6,12 +6,21 @@ from typing import Any
 
 import torch
 
+from tierload import _native
 from tierload.errors import UnsupportedValue
 from tierload.state.dtypes import BY_DTYPE, DType
 from tierload.state.footprints import Footprint, contiguous_strides, footprint_of
 from tierload.state.keys import Path
 
-__all__ = ["TensorLeaf", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+__all__ = ["TORCH", "TensorLeaf", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+
+TORCH = _native.Torch(
+    torch.Tensor,
+    torch.nn.Parameter,
+    [(row.torch, row.code, row.size, row.torch.is_floating_point, row.torch.is_complex) for row in BY_DTYPE.values()],
+    getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),
+)
+"""What the native core asks torch about tensors."""
 
 
 def is_plain_tensor(value: object) -> bool:
@@ -24,19 +33,17 @@ class TensorLeaf:
 
     ``start`` is the address of its first element; ``shape`` and ``stride`` are in elements; ``nbytes`` counts each
     element as often as the view shows it. ``marks`` are the members of its JSON that say more than the geometry.
-    ``slot`` is where its text goes in the document.
+    ``hole`` is where its text goes in the document. It has a dtype of the table, and data.
     """
 
-    __slots__ = ("contiguous", "key", "marks", "nbytes", "row", "shape", "slot", "start", "stride", "tensor")
+    __slots__ = ("contiguous", "hole", "key", "marks", "nbytes", "row", "shape", "start", "stride", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, path: Path, slot: int) -> None:
-        row = BY_DTYPE.get(tensor.dtype)
-        if row is None or tensor.is_meta:
-            raise refusal(tensor, path)
-        self.key = path.text()
+    def __init__(self, tensor: torch.Tensor, key: str, hole: int) -> None:
+        row = BY_DTYPE[tensor.dtype]
+        self.key = key
         self.tensor = tensor
         self.row: DType = row
-        self.slot = slot
+        self.hole = hole
         self.shape: tuple[int, ...] = tuple(tensor.shape)
         self.stride: tuple[int, ...] = tensor.stride()
         self.start: int = tensor.data_ptr()
@@ -60,6 +67,11 @@ class TensorLeaf:
     def footprint(self) -> Footprint:
         """The bytes of memory that it covers."""
         return footprint_of(self.start, self.shape, self.stride, self.row.size)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The addresses of its first byte and of the one after its last; it has elements."""
+        return self.start, self.start + (self.nbytes if self.contiguous else self.footprint().span)
 
 
 def refusal(tensor: torch.Tensor, path: Path) -> UnsupportedValue:

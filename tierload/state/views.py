@@ -51,9 +51,9 @@ class TensorView(NamedTuple):
 
     def data(self, memory: Memory) -> torch.Tensor:
         """A plain tensor over the chunk's memory. Its bytes may be still to come."""
-        if self.whole and not memory.has_tensor(self.chunk):
-            return self.marked(memory.tensor(self.chunk, self.shape))
-        return self.over(memory.tensor(self.chunk))
+        alone = self.whole and self.shape == memory.row(self.chunk)[0].sizes and not memory.has_tensor(self.chunk)
+        whole = memory.whole(self.chunk) if alone else None
+        return self.over(memory.tensor(self.chunk)) if whole is None else self.marked(whole)
 
     def tensor(self, memory: Memory) -> torch.Tensor:
         """The tensor as the user saved it: parameter, gradient and all."""

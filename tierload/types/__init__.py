@@ -10,16 +10,17 @@ from tierload.types.commits import (
     SaveReport,
     VerifyReport,
 )
-from tierload.types.tensors import ChunkInfo, ChunkSource, Destination, FlatState, LoadReport
+from tierload.types.tensors import NO_CHUNKS, ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport
 
 __all__ = [
+    "NO_CHUNKS",
     "Change",
     "ChunkInfo",
-    "ChunkSource",
+    "ChunkTable",
     "CollectReport",
     "Commit",
     "Damage",
-    "Destination",
+    "Destinations",
     "Difference",
     "FlatState",
     "LoadReport",

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ChunkInfo", "ChunkSource", "Destination", "FlatState", "LoadReport"]
+import numpy as np
+import numpy.typing as npt
 
+from tierload.errors import CorruptStore
 
-@dataclass(frozen=True, slots=True)
-class ChunkSource:
-    """The bytes of one chunk in memory, as a save reads them.
-
-    ``pointer`` addresses ``nbytes`` contiguous bytes, which stay valid and unchanged while ``owner`` is alive; with
-    ``strides`` (in bytes, one for each of ``sizes``) it addresses the first of elements that lie apart.
-    ``shape``, ``offsets`` and ``sizes`` are the whole tensor's shape, this chunk's offsets in it and its sizes, in
-    elements. ``dtype`` is the code of docs/FORMAT.md section 6.
-    """
-
-    key: str
-    dtype: int
-    item_size: int
-    floating: bool
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    pointer: int
-    nbytes: int
-    owner: object
-    strides: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FlatState:
-    """A state as the store keeps it: chunks sorted by key (UTF-8 byte order), and the JSON document that refers to them
-    by number (docs/FORMAT.md section 8). ``notes`` are remarks for the user, such as layouts that are not restored."""
-
-    chunks: tuple[ChunkSource, ...]
-    document: bytes
-    notes: tuple[str, ...] = ()
+__all__ = ["NO_CHUNKS", "ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +26,100 @@ class ChunkInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a load puts the ``nbytes`` bytes of chunk ``chunk``: ``pointer``, valid while ``owner`` is alive."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkTable:
+    """The chunks of a state, sorted by key (UTF-8 byte order), one array a column: there may be millions.
 
-    chunk: int
-    pointer: int
-    nbytes: int
-    owner: object
+    Chunk ``i`` has its key in ``keys`` at ``key_offsets[i]``, and in ``dims`` from ``dims_at[i]`` on, each ``ndims[i]``
+    numbers long, the whole tensor's shape, this chunk's offsets in it and its sizes, in elements. ``dtypes`` are the
+    codes of docs/FORMAT.md section 6.
+    """
+
+    keys: bytes
+    key_offsets: npt.NDArray[np.int64]
+    key_lengths: npt.NDArray[np.int64]
+    dtypes: npt.NDArray[np.uint8]
+    ndims: npt.NDArray[np.uint8]
+    dims_at: npt.NDArray[np.int64]
+    dims: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    def key(self, number: int) -> str:
+        """The key of one chunk.
+
+        Raises:
+            CorruptStore: It is no UTF-8.
+        """
+        start = int(self.key_offsets[number])
+        key = self.keys[start : start + int(self.key_lengths[number])]
+        try:
+            return key.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise CorruptStore(f"a key in the manifest is no UTF-8: {key[:40]!r}") from None
+
+    def info(self, number: int) -> ChunkInfo:
+        """One chunk by itself."""
+        return next(self._infos(slice(number, number + 1)))
+
+    def infos(self) -> list[ChunkInfo]:
+        """Every chunk."""
+        return list(self._infos(slice(None)))
+
+    def _infos(self, which: slice) -> Iterator[ChunkInfo]:
+        columns = (self.dtypes[which], self.ndims[which], self.dims_at[which], self.nbytes[which])
+        numbers = range(len(self))[which]
+        for number, dtype, ndim, at, nbytes in zip(numbers, *(column.tolist() for column in columns), strict=True):
+            dims = self.dims[at : at + 3 * ndim].tolist()
+            shape, offsets, sizes = (tuple(dims[i * ndim : (i + 1) * ndim]) for i in range(3))
+            yield ChunkInfo(number, self.key(number), dtype, shape, offsets, sizes, nbytes)
+
+
+def _no_chunks() -> ChunkTable:
+    bytes_, numbers = np.empty(0, np.uint8), np.empty(0, np.int64)
+    return ChunkTable(b"", numbers, numbers, bytes_, bytes_, numbers, numbers, numbers)
+
+
+NO_CHUNKS = _no_chunks()
+"""The table of a state without tensors."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatState:
+    """A state as the store keeps it: its chunks, where their bytes are, and the JSON document that refers to them by
+    number (docs/FORMAT.md section 8).
+
+    ``pointers[i]`` addresses the contiguous bytes of chunk ``i``, which stay valid and unchanged while ``owners`` is
+    alive; with ``strides[i]`` (in bytes, one for each of its sizes) the first of elements that lie apart.
+    ``item_sizes`` and ``floating`` are what the codec splits into planes, and how. ``notes`` are remarks for the user,
+    such as layouts that are not restored.
+    """
+
+    chunks: ChunkTable
+    pointers: npt.NDArray[np.uint64]
+    strides: Mapping[int, tuple[int, ...]]
+    item_sizes: npt.NDArray[np.uint8]
+    floating: npt.NDArray[np.bool_]
+    owners: object
+    document: bytes
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Destinations:
+    """Where a load puts bytes: all of chunk ``chunks[i]`` go to ``pointers[i]``, valid while ``owners`` is alive.
+
+    A chunk has one destination at most; they are in the order of chunks, and those without bytes need none.
+    """
+
+    chunks: npt.NDArray[np.int64]
+    pointers: npt.NDArray[np.uint64]
+    owners: object
+
+    def __len__(self) -> int:
+        return len(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+// Saving a state on the edge to Python: the walk, and the table of chunks that comes out of it.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/arrays.h"
+#include "bind/state_writer.h"
+#include "tierload/bytes.h"
+
+namespace tierload {
+namespace {
+
+// What Python has described itself: chunks of several tensors, of elements that lie apart, of other bytes.
+struct MoreChunks {
+  std::vector<nb::bytes> keys;
+  std::vector<uint8_t> dtypes;
+  std::vector<std::vector<int64_t>> sizes;
+  std::vector<uint64_t> pointers;
+  std::vector<int64_t> nbytes;
+};
+
+// The columns of tierload.types.ChunkTable, and pointers, in the order of chunks.
+nb::tuple table(const StateWriter& writer, const ChunkOrder& order, const MoreChunks& more) {
+  const Leaves& leaves = writer.leaves();
+  const size_t count = order.chunks().size();
+  std::string keys;
+  std::vector<int64_t> key_offsets(count), key_lengths(count), dims_at(count), dims, nbytes(count);
+  std::vector<uint8_t> dtypes(count), ndims(count);
+  std::vector<uint64_t> pointers(count);
+  for (size_t chunk = 0; chunk < count; ++chunk) {
+    const uint32_t number = order.chunks()[chunk];
+    std::span<const int64_t> sizes;
+    key_offsets[chunk] = static_cast<int64_t>(keys.size());
+    if (number < leaves.count()) {
+      const Leaf& leaf = leaves[number];
+      keys += leaves.key(number);
+      sizes = leaves.sizes(number);
+      dtypes[chunk] = leaf.dtype;
+      nbytes[chunk] = static_cast<int64_t>(leaf.bytes);
+      pointers[chunk] = leaf.start;
+    } else {
+      const size_t i = number - leaves.count();
+      keys += as_text(bytes_of(more.keys.at(i)));
+      sizes = more.sizes.at(i);
+      dtypes[chunk] = more.dtypes.at(i);
+      nbytes[chunk] = more.nbytes.at(i);
+      pointers[chunk] = more.pointers.at(i);
+    }
+    key_lengths[chunk] = static_cast<int64_t>(keys.size()) - key_offsets[chunk];
+    ndims[chunk] = static_cast<uint8_t>(sizes.size());
+    dims_at[chunk] = static_cast<int64_t>(dims.size());
+    dims.insert(dims.end(), sizes.begin(), sizes.end());  // shape, offsets, sizes: every chunk is a whole tensor
+    dims.resize(dims.size() + sizes.size());
+    dims.insert(dims.end(), sizes.begin(), sizes.end());
+  }
+  return nb::make_tuple(nb::bytes(keys.data(), keys.size()), array_of(std::move(key_offsets)),
+                        array_of(std::move(key_lengths)), array_of(std::move(dtypes)), array_of(std::move(ndims)),
+                        array_of(std::move(dims_at)), array_of(std::move(dims)), array_of(std::move(nbytes)),
+                        array_of(std::move(pointers)));
+}
+
+std::vector<std::string> texts_of(const std::vector<nb::bytes>& keys) {
+  std::vector<std::string> texts;
+  for (const nb::bytes& key : keys) texts.emplace_back(as_text(bytes_of(key)));
+  return texts;
+}
+
+}  // namespace
+
+void bind_state_writer(nb::module_& module) {
+  nb::class_<ChunkOrder>(module, "ChunkOrder", "The chunks of a state, sorted by key.")
+      .def_prop_ro("more", &ChunkOrder::more, "The number of chunk of each that is no leaf.")
+      .def_prop_ro(
+          "twice",
+          [](const ChunkOrder& self) -> nb::object {
+            return self.twice() ? nb::object(to_bytes(*self.twice())) : nb::none();
+          },
+          nb::sig("def twice(self) -> bytes | None"), "A key that two chunks have.");
+
+  nb::class_<StateWriter>(module, "StateWriter", "Walks a state that is being saved; see native/bind/state_writer.h.")
+      .def(nb::init<const Torch&>(), nb::arg("torch"), nb::keep_alive<1, 2>())
+      .def("write", &StateWriter::write, nb::arg("state").none(), nb::arg("root"), nb::arg("encode"))
+      .def("met", &StateWriter::met, nb::arg("value").none())
+      .def("count", &StateWriter::count)
+      .def("append", &StateWriter::append, nb::arg("text"))
+      .def("hole", &StateWriter::hole)
+      .def_prop_ro("leaves", [](const StateWriter& self) { return self.leaves().count(); })
+      .def("leaf", &StateWriter::leaf, nb::arg("number"), nb::sig("def leaf(self, number: int) -> tuple[object, str, int]"))
+      .def_prop_ro("tensors", &StateWriter::tensors, nb::sig("def tensors(self) -> list[object]"))
+      .def(
+          "shared",
+          [](const StateWriter& self, const std::vector<std::pair<uint64_t, uint64_t>>& others) {
+            std::vector<MemoryRange> ranges;
+            for (const auto& [start, end] : others) ranges.push_back({start, end});
+            return self.leaves().shared(ranges);
+          },
+          nb::arg("others"), "Leaves whose memory another leaf or one of these ranges of addresses uses too.")
+      .def(
+          "order",
+          [](const StateWriter& self, const std::vector<uint32_t>& shared, const std::vector<nb::bytes>& more) {
+            return ChunkOrder(self.leaves(), shared, texts_of(more));
+          },
+          nb::arg("shared"), nb::arg("more"))
+      .def(
+          "table",
+          [](const StateWriter& self, const ChunkOrder& order, std::vector<nb::bytes> keys, std::vector<uint8_t> dtypes,
+             std::vector<std::vector<int64_t>> sizes, std::vector<uint64_t> pointers, std::vector<int64_t> nbytes) {
+            return table(self, order,
+                         {std::move(keys), std::move(dtypes), std::move(sizes), std::move(pointers), std::move(nbytes)});
+          },
+          nb::arg("order"), nb::arg("keys"), nb::arg("dtypes"), nb::arg("sizes"), nb::arg("pointers"),
+          nb::arg("nbytes"), nb::sig("def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], "
+                                     "sizes: list[list[int]], pointers: list[int], nbytes: list[int]) -> tuple"))
+      .def(
+          "document",
+          [](const StateWriter& self, const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) {
+            const std::string document = self.document(order, texts);
+            return nb::bytes(document.data(), document.size());
+          },
+          nb::arg("order"), nb::arg("texts"));
+}
+
+}  // namespace tierload

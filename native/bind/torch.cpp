@@ -1,0 +1,125 @@
+#include "bind/torch.h"
+
+#include "state/leaves.h"
+
+namespace tierload {
+namespace {
+
+constexpr int32_t cpu = 1;  // DLPack's code of the processor
+
+// DLPack's description of a tensor and its table of functions, as its specification lays them out (version 1).
+struct DlTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t dtype_code;
+  uint8_t dtype_bits;
+  uint16_t dtype_lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+// What an attribute, or a method without arguments, says.
+bool truth(PyObject* answer) {
+  if (answer == nullptr) throw nb::python_error();
+  return nb::steal(answer).ptr() == Py_True;
+}
+
+// The strides that torch gives a contiguous tensor, also for dimensions of one element.
+bool contiguous(const DlTensor& tensor) {
+  int64_t step = 1;
+  for (int32_t dim = tensor.ndim; dim-- > 0;) {
+    if (tensor.strides[dim] != step) return false;
+    step *= tensor.shape[dim];
+  }
+  return true;
+}
+
+}  // namespace
+
+struct Torch::Exchange {
+  uint32_t major;
+  uint32_t minor;
+  const Exchange* older;
+  void* allocate;
+  void* export_tensor;
+  void* import_tensor;
+  int (*look)(void* tensor, DlTensor* out);  // borrows; sets a Python error when it returns another number than 0
+  void* stream;
+};
+
+Torch::Torch(nb::type_object tensor, nb::type_object parameter, const nb::list& dtypes, const nb::object& exchange)
+    : tensor_(std::move(tensor)),
+      parameter_(std::move(parameter)),
+      tensor_type_(reinterpret_cast<PyTypeObject*>(tensor_.ptr())),
+      parameter_type_(reinterpret_cast<PyTypeObject*>(parameter_.ptr())),
+      capsule_(exchange) {
+  for (const nb::handle item : dtypes) {
+    const auto row = nb::cast<nb::tuple>(item);
+    rows_.push_back({nb::borrow(row[0]), nb::cast<uint8_t>(row[1]), nb::cast<uint8_t>(row[2]), nb::cast<bool>(row[3]),
+                     nb::cast<bool>(row[4])});
+  }
+  if (capsule_.is_none()) return;
+  const void* table = PyCapsule_GetPointer(capsule_.ptr(), "dlpack_exchange_api");
+  if (table == nullptr) throw nb::python_error();
+  exchange_ = static_cast<const Exchange*>(table);
+  while (exchange_ != nullptr && exchange_->major != 1) exchange_ = exchange_->older;
+}
+
+const DtypeRow* Torch::row_of(PyObject* tensor) const {
+  const nb::object dtype = nb::steal(PyObject_GetAttr(tensor, dtype_name_.ptr()));
+  if (!dtype.is_valid()) throw nb::python_error();
+  for (const DtypeRow& row : rows_) {
+    if (row.dtype.ptr() == dtype.ptr()) return &row;
+  }
+  return nullptr;
+}
+
+std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
+  if (exchange_ == nullptr) return std::nullopt;
+  DlTensor seen;
+  if (exchange_->look(tensor, &seen) != 0) {
+    PyErr_Clear();  // sparse, quantized, nested, on meta: there is another way for those
+    return std::nullopt;
+  }
+  const DtypeRow* row = row_of(tensor);
+  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  PlainTensor plain{static_cast<const std::byte*>(seen.data) + seen.byte_offset,
+                    {seen.shape, static_cast<size_t>(seen.ndim)}, row, row->bytes, 0};
+  for (const int64_t size : plain.shape) plain.bytes *= static_cast<uint64_t>(size);
+  if (plain.bytes == 0) return std::nullopt;
+  const bool differentiable = row->floating || row->complex;
+  if (row->complex && truth(PyObject_CallMethodNoArgs(tensor, is_conj_.ptr()))) plain.marks |= mark_conj;
+  if (differentiable && truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
+  if (Py_TYPE(tensor) == parameter_type_) plain.marks |= mark_parameter;
+  if (differentiable && truth(PyObject_GetAttr(tensor, requires_grad_.ptr()))) plain.marks |= mark_grad;
+  return plain;
+}
+
+uint64_t Torch::address(PyObject* tensor) const {
+  DlTensor seen;
+  if (exchange_ != nullptr && exchange_->look(tensor, &seen) == 0) {
+    return reinterpret_cast<uint64_t>(seen.data) + seen.byte_offset;
+  }
+  PyErr_Clear();
+  return nb::cast<uint64_t>(nb::handle(tensor).attr("data_ptr")());
+}
+
+const DtypeRow* Torch::row_of_code(uint64_t code) const {
+  for (const DtypeRow& row : rows_) {
+    if (row.code == code) return &row;
+  }
+  return nullptr;
+}
+
+void bind_torch(nb::module_& module) {
+  nb::class_<Torch>(module, "Torch", "What the core asks torch about tensors; rows: dtype, code, bytes, floating, complex.")
+      .def(nb::init<nb::type_object, nb::type_object, const nb::list&, const nb::object&>(), nb::arg("tensor"),
+           nb::arg("parameter"), nb::arg("dtypes"), nb::arg("exchange").none(),
+           nb::sig("def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], "
+                   "exchange: object | None) -> None"));
+}
+
+}  // namespace tierload

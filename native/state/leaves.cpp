@@ -1,0 +1,126 @@
+#include "state/leaves.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+
+namespace tierload {
+namespace {
+
+// The first bytes of a key after `skip`, as a number in the order of the keys.
+uint64_t prefix_of(std::string_view key, size_t skip) {
+  std::array<char, 8> bytes{};
+  if (key.size() > skip) std::memcpy(bytes.data(), key.data() + skip, std::min<size_t>(key.size() - skip, bytes.size()));
+  uint64_t number = 0;
+  for (const char byte : bytes) number = number << 8 | static_cast<unsigned char>(byte);
+  return number;
+}
+
+size_t common_prefix(std::string_view left, std::string_view right) {
+  const size_t most = std::min(left.size(), right.size());
+  size_t length = 0;
+  while (length < most && left[length] == right[length]) ++length;
+  return length;
+}
+
+void put_number(std::string& out, uint64_t number) {
+  std::array<char, 20> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
+  out.append(digits.data(), end);
+}
+
+}  // namespace
+
+void Leaves::add(Leaf leaf, std::span<const int64_t> shape, std::string_view key) {
+  leaf.shape = sizes_.size();
+  leaf.ndim = static_cast<uint8_t>(shape.size());
+  leaf.key = keys_.size();
+  leaf.key_bytes = static_cast<uint32_t>(key.size());
+  sizes_.insert(sizes_.end(), shape.begin(), shape.end());
+  keys_ += key;
+  rows_.push_back(leaf);
+}
+
+std::vector<uint32_t> Leaves::shared(std::span<const MemoryRange> others) const {
+  constexpr uint32_t other = 0xFFFFFFFF;
+  struct Use {
+    uint64_t start;
+    uint64_t end;
+    uint32_t leaf;
+  };
+  std::vector<Use> uses;
+  std::vector<uint32_t> found;
+  uses.reserve(rows_.size() + others.size());
+  for (uint32_t number = 0; number < rows_.size(); ++number) {
+    uses.push_back({rows_[number].start, rows_[number].start + rows_[number].bytes, number});
+  }
+  for (const MemoryRange& range : others) uses.push_back({range.start, range.end, other});
+  std::ranges::sort(uses, {}, &Use::start);
+  uint64_t reached = 0;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    const bool meets_earlier = i != 0 && uses[i].start < reached;
+    const bool meets_later = i + 1 < uses.size() && uses[i + 1].start < uses[i].end;
+    reached = std::max(reached, uses[i].end);
+    if (uses[i].leaf != other && (meets_earlier || meets_later)) found.push_back(uses[i].leaf);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+void Leaves::describe(size_t number, uint64_t chunk, std::string& out) const {
+  out += "{\"chunk\":";
+  put_number(out, chunk);
+  out += ",\"shape\":[";
+  bool first = true;
+  for (const int64_t size : sizes(number)) {
+    if (!first) out += ',';
+    first = false;
+    put_number(out, static_cast<uint64_t>(size));
+  }
+  out += ']';
+  const uint8_t marks = rows_[number].marks;
+  if (marks & mark_conj) out += ",\"conj\":true";
+  if (marks & mark_neg) out += ",\"neg\":true";
+  if (marks & mark_parameter) out += ",\"kind\":\"parameter\"";
+  if (marks & mark_grad) out += ",\"grad\":true";
+  out += '}';
+}
+
+ChunkOrder::ChunkOrder(const Leaves& leaves, std::span<const uint32_t> shared, std::span<const std::string> more) {
+  struct Entry {
+    uint64_t prefix;
+    std::string_view key;
+    uint32_t number;
+  };
+  std::vector<Entry> entries;
+  entries.reserve(leaves.count() + more.size());
+  auto next_shared = shared.begin();
+  for (uint32_t number = 0; number < leaves.count(); ++number) {
+    if (next_shared != shared.end() && *next_shared == number) {
+      ++next_shared;
+    } else {
+      entries.push_back({0, leaves.key(number), number});
+    }
+  }
+  for (uint32_t i = 0; i < more.size(); ++i) {
+    entries.push_back({0, more[i], static_cast<uint32_t>(leaves.count()) + i});
+  }
+  if (entries.empty()) return;
+  // Keys begin alike: what they have in common is skipped, and the eight bytes after it decide most comparisons.
+  size_t skip = entries.front().key.size();
+  for (const Entry& entry : entries) skip = std::min(skip, common_prefix(entry.key, entries.front().key));
+  for (Entry& entry : entries) entry.prefix = prefix_of(entry.key, skip);
+  std::ranges::sort(entries, [](const Entry& left, const Entry& right) {
+    return left.prefix != right.prefix ? left.prefix < right.prefix : left.key < right.key;
+  });
+  chunks_.reserve(entries.size());
+  more_.resize(more.size());
+  for (uint32_t i = 0; i < entries.size(); ++i) {
+    if (i != 0 && entries[i].key == entries[i - 1].key) twice_ = std::string(entries[i].key);
+    chunks_.push_back(entries[i].number);
+    if (entries[i].number >= leaves.count()) more_[entries[i].number - leaves.count()] = i;
+  }
+}
+
+}  // namespace tierload
