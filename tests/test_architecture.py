@@ -21,11 +21,11 @@ GENERATED = {PACKAGE / "_native.pyi"}
 
 # Python rooms that may import these directly; what stands above them gets it from them.
 TORCH_ROOMS = {"state", "engine", "api", "convert", "cli"}
-NATIVE_ROOMS = {"engine", "catalog", "layout"}
+NATIVE_ROOMS = {"engine", "catalog", "layout", "state"}
 
 # Native rooms, from the bottom: each may include those before it.
-ORDER = ("base", "storage", "codec", "journal", "catalog", "engine", "bind")
-NEIGHBOURS = {("storage", "codec"), ("codec", "storage")}
+ORDER = ("base", "storage", "codec", "journal", "catalog", "engine", "state", "bind")
+NEIGHBOURS = {("storage", "codec"), ("codec", "storage")} | {("state", room) for room in ORDER[1:6]}
 # The room of each contract in native/include/tierload. storage.h is what everything is written against: the interface
 # is at the bottom, and the room `storage` holds its implementations.
 CONTRACTS = {

@@ -2,8 +2,8 @@
 The native core of tierload; docs/ARCHITECTURE.md says what belongs here.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy
 import numpy.typing
@@ -234,10 +234,97 @@ class Save:
     @property
     def written_pages(self) -> int: ...
 
+class Torch:
+    """
+    What the core asks torch about tensors; rows: dtype, code, bytes, floating, complex.
+    """
+
+    def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], exchange: object | None) -> None: ...
+
+class ChunkOrder:
+    """The chunks of a state, sorted by key."""
+
+    @property
+    def more(self) -> list[int]:
+        """The number of chunk of each that is no leaf."""
+
+    @property
+    def twice(self) -> bytes | None:
+        """A key that two chunks have."""
+
+class StateWriter:
+    """Walks a state that is being saved; see native/bind/state_writer.h."""
+
+    def __init__(self, torch: Torch) -> None: ...
+
+    def write(self, state: object | None, root: object, encode: object) -> None: ...
+
+    def met(self, value: object | None) -> int: ...
+
+    def count(self) -> None: ...
+
+    def append(self, text: str) -> None: ...
+
+    def hole(self) -> int: ...
+
+    @property
+    def leaves(self) -> int: ...
+
+    def leaf(self, number: int) -> tuple[Any, str, int]: ...
+
+    @property
+    def tensors(self) -> list[object]: ...
+
+    def shared(self, others: Sequence[tuple[int, int]]) -> list[int]:
+        """
+        Leaves whose memory another leaf or one of these ranges of addresses uses too.
+        """
+
+    def order(self, shared: Sequence[int], more: Sequence[bytes]) -> ChunkOrder: ...
+
+    def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], sizes: list[list[int]], pointers: list[int], nbytes: list[int]) -> tuple: ...
+
+    def document(self, order: ChunkOrder, texts: Sequence[tuple[int, str]]) -> bytes: ...
+
+class TensorTable:
+    """Chunks, and tensors for them; see native/bind/tensor_table.h."""
+
+    def __init__(self, torch: Torch, empty_like: object, dtypes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], ndims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims_at: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], nbytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def fill_dict(self, nodes: dict, into: dict, make: Callable) -> list: ...
+
+    def fill_list(self, nodes: list, into: list, make: Callable) -> list: ...
+
+    def fill_pairs(self, pairs: list, into: object, make: Callable) -> list | None: ...
+
+    def bind(self, live: object, nodes: dict) -> list: ...
+
+    def unbind(self, chunks: list[int], others: list[tuple[int, int]]) -> list[tuple[int, Any]]: ...
+
+    def whole(self, chunk: int, make: Callable) -> object: ...
+
+    def get(self, chunk: int) -> object: ...
+
+    def put(self, chunk: int, tensor: object | None) -> None: ...
+
+    def made(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint64], list[object]]: ...
+
+    def bound(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint64], list[object]]: ...
+
+def parse_nodes(document: bytes) -> object:
+    """
+    A JSON text in ASCII as dicts, lists and scalars; see native/bind/nodes.h.
+    """
+
+def inner_nodes(container: dict[str, object] | list[object]) -> list[tuple[object, object]]:
+    """Key or index, and node, of the members that may hold others."""
+
 def tree_digest(data: bytes) -> tuple[int, int]: ...
 
 class DeviceRate:
-    """Bytes a second of one way to move data; see calibrate in storage.h."""
+    """
+    Bytes a second of one way to move data; see calibrate in tierload/device.h.
+    """
 
     @property
     def direct(self) -> bool: ...
@@ -260,4 +347,5 @@ def in_memory(directory: str) -> bool: ...
 
 def io_uring_refusal() -> str: ...
 
-def key_hash(arg: bytes, /) -> int: ...
+def key_hashes(keys: bytes, lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+    """XXH3 of keys that stand back to back."""

@@ -6,8 +6,16 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "state/leaves.h"
 
 namespace tierload {
+
+// Pairs of addresses, from the first byte to the one after the last.
+inline std::vector<MemoryRange> ranges_of(const std::vector<std::pair<uint64_t, uint64_t>>& pairs) {
+  std::vector<MemoryRange> ranges;
+  for (const auto& [start, end] : pairs) ranges.push_back({start, end});
+  return ranges;
+}
 
 // A numpy array that owns what was in the vector.
 template <typename T>

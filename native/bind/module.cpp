@@ -37,6 +37,7 @@ void bind_faults(nb::module_& module) {
 
 NB_MODULE(_native, module) {
   module.doc() = "The native core of tierload; docs/ARCHITECTURE.md says what belongs here.";
+  nb::set_leak_warnings(false);  // what the core asks torch lives as long as the process
   bind_errors();
   bind_faults(module);
   bind_manifest(module);

@@ -83,6 +83,37 @@ class NodeBuilder : public JsonHandler {
 
 }  // namespace
 
+bool is_scalar(PyObject* node) {
+  return node == Py_None || PyBool_Check(node) || PyUnicode_CheckExact(node) || PyLong_CheckExact(node) ||
+         PyFloat_CheckExact(node);
+}
+
+bool holds_others(PyObject* node) {
+  if (is_scalar(node)) return false;
+  if (!PyDict_CheckExact(node) || PyDict_GET_SIZE(node) != 1) return true;
+  static PyObject* const t = PyUnicode_InternFromString("t");  // never destroyed
+  return PyDict_Contains(node, t) != 1;
+}
+
+nb::list inner_nodes(const nb::object& container) {
+  nb::list inner;
+  if (PyDict_CheckExact(container.ptr())) {
+    Py_ssize_t at = 0;
+    PyObject* key = nullptr;
+    PyObject* node = nullptr;
+    while (PyDict_Next(container.ptr(), &at, &key, &node)) {
+      if (holds_others(node)) inner.append(nb::make_tuple(nb::handle(key), nb::handle(node)));
+    }
+    return inner;
+  }
+  const auto nodes = nb::cast<nb::list>(container);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(nodes.ptr()); ++i) {
+    PyObject* node = PyList_GET_ITEM(nodes.ptr(), i);
+    if (holds_others(node)) inner.append(nb::make_tuple(i, nb::handle(node)));
+  }
+  return inner;
+}
+
 nb::object parse_nodes(std::string_view document) {
   NodeBuilder builder;
   JsonReader(document, builder).read();

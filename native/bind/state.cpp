@@ -84,14 +84,12 @@ void bind_state_writer(nb::module_& module) {
       .def("append", &StateWriter::append, nb::arg("text"))
       .def("hole", &StateWriter::hole)
       .def_prop_ro("leaves", [](const StateWriter& self) { return self.leaves().count(); })
-      .def("leaf", &StateWriter::leaf, nb::arg("number"), nb::sig("def leaf(self, number: int) -> tuple[object, str, int]"))
+      .def("leaf", &StateWriter::leaf, nb::arg("number"), nb::sig("def leaf(self, number: int) -> tuple[typing.Any, str, int]"))
       .def_prop_ro("tensors", &StateWriter::tensors, nb::sig("def tensors(self) -> list[object]"))
       .def(
           "shared",
           [](const StateWriter& self, const std::vector<std::pair<uint64_t, uint64_t>>& others) {
-            std::vector<MemoryRange> ranges;
-            for (const auto& [start, end] : others) ranges.push_back({start, end});
-            return self.leaves().shared(ranges);
+            return self.leaves().shared(ranges_of(others));
           },
           nb::arg("others"), "Leaves whose memory another leaf or one of these ranges of addresses uses too.")
       .def(

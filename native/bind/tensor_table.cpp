@@ -1,6 +1,8 @@
 #include "bind/tensor_table.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind/arrays.h"
 #include "bind/nodes.h"
@@ -17,13 +19,6 @@ template <typename T>
 std::vector<T> column(const Array<T>& array) {
   return {array.data(), array.data() + array.size()};
 }
-
-bool is_scalar(PyObject* node) {
-  return node == Py_None || PyBool_Check(node) || PyUnicode_CheckExact(node) || PyLong_CheckExact(node) ||
-         PyFloat_CheckExact(node);
-}
-
-PyObject* member_of(PyObject* dict, const nb::str& name) { return PyDict_GetItemWithError(dict, name.ptr()); }
 
 }  // namespace
 
@@ -68,12 +63,15 @@ bool TensorTable::is_whole(uint64_t chunk) const {
 
 // The chunk of a node {"t":{"chunk":…,"shape":[…]}} that is the whole chunk.
 std::optional<uint64_t> TensorTable::plain_node(PyObject* node) const {
-  static const nb::str t("t"), chunk_name("chunk"), shape_name("shape");
+  // They are never destroyed: there may be no interpreter any more when statics are.
+  static PyObject* const t = PyUnicode_InternFromString("t");
+  static PyObject* const chunk_name = PyUnicode_InternFromString("chunk");
+  static PyObject* const shape_name = PyUnicode_InternFromString("shape");
   if (!PyDict_CheckExact(node) || PyDict_GET_SIZE(node) != 1) return std::nullopt;
-  PyObject* content = member_of(node, t);
+  PyObject* content = PyDict_GetItemWithError(node, t);
   if (content == nullptr || !PyDict_CheckExact(content) || PyDict_GET_SIZE(content) != 2) return std::nullopt;
-  PyObject* number = member_of(content, chunk_name);
-  PyObject* shape = member_of(content, shape_name);
+  PyObject* number = PyDict_GetItemWithError(content, chunk_name);
+  PyObject* shape = PyDict_GetItemWithError(content, shape_name);
   if (number == nullptr || shape == nullptr || !PyList_CheckExact(shape)) return std::nullopt;
   const auto chunk = small_integer(number);
   if (!chunk || *chunk < 0 || static_cast<uint64_t>(*chunk) >= nbytes_.size()) return std::nullopt;
@@ -88,6 +86,7 @@ std::optional<uint64_t> TensorTable::plain_node(PyObject* node) const {
 
 nb::object TensorTable::whole(uint64_t chunk, const nb::callable& make) {
   if (chunk >= nbytes_.size()) return nb::none();
+  unbind(chunk);
   if (states_[chunk] == State::whole) return tensors_[chunk];
   if (states_[chunk] != State::free || !is_whole(chunk)) return nb::none();
   std::string kind(1, static_cast<char>(dtypes_[chunk]));
@@ -106,13 +105,16 @@ nb::object TensorTable::whole(uint64_t chunk, const nb::callable& make) {
   return tensors_[chunk];
 }
 
-nb::object TensorTable::get(uint64_t chunk) const {
-  const bool there = chunk < tensors_.size() && tensors_[chunk].is_valid();
-  return there ? tensors_[chunk] : nb::none();
+nb::object TensorTable::get(uint64_t chunk) {
+  if (chunk >= tensors_.size()) return nb::none();
+  unbind(chunk);
+  return tensors_[chunk].is_valid() ? tensors_[chunk] : nb::none();
 }
 
 void TensorTable::put(uint64_t chunk, const nb::object& tensor) {
-  states_.at(chunk) = State::other;
+  if (chunk >= tensors_.size()) throw UsageError("there is no chunk " + std::to_string(chunk));
+  unbind(chunk);
+  states_[chunk] = State::other;
   tensors_[chunk] = tensor.is_none() ? nb::object() : tensor;
 }
 
@@ -192,6 +194,27 @@ nb::list TensorTable::bind(const nb::object& live, const nb::dict& nodes) {
   return rest;
 }
 
+void TensorTable::unbind(uint64_t chunk) {
+  if (states_[chunk] != State::bound) return;
+  unbound_.append(nb::make_tuple(chunk, tensors_[chunk]));
+  states_[chunk] = State::free;
+  tensors_[chunk] = nb::object();
+}
+
+nb::list TensorTable::unbind(const std::vector<uint64_t>& chunks, std::span<const MemoryRange> others) {
+  std::vector<uint64_t> bound;
+  std::vector<MemoryRange> ranges;
+  for (uint64_t chunk = 0; chunk < tensors_.size(); ++chunk) {
+    if (states_[chunk] != State::bound) continue;
+    const uint64_t start = torch_.address(tensors_[chunk].ptr());
+    bound.push_back(chunk);
+    ranges.push_back({start, start + static_cast<uint64_t>(nbytes_[chunk])});
+  }
+  for (const uint32_t number : meeting(ranges, others)) unbind(bound[number]);
+  for (const uint64_t chunk : chunks) unbind(chunk);
+  return unbound_;
+}
+
 nb::tuple TensorTable::owners(bool of_target) const {
   std::vector<int64_t> chunks;
   std::vector<uint64_t> pointers;
@@ -218,6 +241,12 @@ void bind_tensor_table(nb::module_& module) {
       .def("fill_list", &TensorTable::fill_list, nb::arg("nodes"), nb::arg("into"), nb::arg("make"))
       .def("fill_pairs", &TensorTable::fill_pairs, nb::arg("pairs"), nb::arg("into"), nb::arg("make"))
       .def("bind", &TensorTable::bind, nb::arg("live"), nb::arg("nodes"))
+      .def(
+          "unbind",
+          [](TensorTable& self, const std::vector<uint64_t>& chunks,
+             const std::vector<std::pair<uint64_t, uint64_t>>& others) { return self.unbind(chunks, ranges_of(others)); },
+          nb::arg("chunks"), nb::arg("others"),
+          nb::sig("def unbind(self, chunks: list[int], others: list[tuple[int, int]]) -> list[tuple[int, typing.Any]]"))
       .def("whole", &TensorTable::whole, nb::arg("chunk"), nb::arg("make"))
       .def("get", &TensorTable::get, nb::arg("chunk"))
       .def("put", &TensorTable::put, nb::arg("chunk"), nb::arg("tensor").none())
@@ -229,6 +258,9 @@ void bind_tensor_table(nb::module_& module) {
       "parse_nodes", [](const nb::bytes& document) { return parse_nodes(as_text(bytes_of(document))); },
       nb::arg("document"), nb::sig("def parse_nodes(document: bytes) -> object"),
       "A JSON text in ASCII as dicts, lists and scalars; see native/bind/nodes.h.");
+  module.def("inner_nodes", &inner_nodes, nb::arg("container"),
+             nb::sig("def inner_nodes(container: dict[str, object] | list[object]) -> list[tuple[object, object]]"),
+             "Key or index, and node, of the members that may hold others.");
 }
 
 }  // namespace tierload

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bind/torch.h"
+#include "state/leaves.h"
 
 namespace tierload {
 
@@ -26,18 +27,21 @@ class TensorTable {
   // The same for pairs of key and node, into any mapping; nothing where a key is no scalar.
   std::optional<nb::list> fill_pairs(const nb::list& pairs, const nb::object& into, const nb::callable& make);
 
-  // Takes tensors of a target whose nodes are plain and fit them: each chunk will be read right into one. Gives the keys
-  // of `live`, a mapping, that are something else.
+  // Binds tensors of a target whose nodes are plain and fit them: each chunk is read right into one. Gives the keys of
+  // `live`, a mapping, that are something else. A chunk that is asked for in another way later is unbound.
   nb::list bind(const nb::object& live, const nb::dict& nodes);
+  // Unbinds these chunks, and all whose tensors meet each other or one of `others` in memory: what becomes of those is
+  // for Python to find out. Gives chunk and tensor of all that have been unbound.
+  nb::list unbind(const std::vector<uint64_t>& chunks, std::span<const MemoryRange> others);
 
   // The tensor of a whole chunk, made once; nothing when the chunk is another's or is not whole.
   nb::object whole(uint64_t chunk, const nb::callable& make);
   // The tensor that owns a chunk's memory, or None.
-  nb::object get(uint64_t chunk) const;
+  nb::object get(uint64_t chunk);
   // `tensor` owns a chunk's memory; None says that something other than a tensor does.
   void put(uint64_t chunk, const nb::object& tensor);
 
-  // Chunk, address and owner of all memory: that of tensors which the load has made, or that of the target's.
+  // Chunk, address and owner of all memory: of the tensors that were made, or bound.
   nb::tuple made() const;
   nb::tuple bound() const;
 
@@ -46,6 +50,7 @@ class TensorTable {
 
   std::optional<uint64_t> plain_node(PyObject* node) const;
   bool is_whole(uint64_t chunk) const;
+  void unbind(uint64_t chunk);
   bool member(PyObject* node, nb::object& value, const nb::callable& make);
   nb::tuple owners(bool of_target) const;
   std::span<const int64_t> sizes(uint64_t chunk) const;
@@ -56,6 +61,7 @@ class TensorTable {
   std::vector<int64_t> dims_at_, dims_, nbytes_;
   std::vector<State> states_;
   std::vector<nb::object> tensors_;
+  nb::list unbound_;
   std::unordered_map<std::string, nb::object> prototypes_;  // by dtype and sizes
 };
 

@@ -42,30 +42,35 @@ void Leaves::add(Leaf leaf, std::span<const int64_t> shape, std::string_view key
   rows_.push_back(leaf);
 }
 
-std::vector<uint32_t> Leaves::shared(std::span<const MemoryRange> others) const {
+std::vector<uint32_t> meeting(std::span<const MemoryRange> ranges, std::span<const MemoryRange> others) {
   constexpr uint32_t other = 0xFFFFFFFF;
   struct Use {
-    uint64_t start;
-    uint64_t end;
-    uint32_t leaf;
+    MemoryRange range;
+    uint32_t number;
   };
   std::vector<Use> uses;
+  uses.reserve(ranges.size() + others.size());
+  for (uint32_t number = 0; number < ranges.size(); ++number) uses.push_back({ranges[number], number});
+  for (const MemoryRange& range : others) uses.push_back({range, other});
+  std::ranges::sort(uses, {}, [](const Use& use) { return use.range.start; });
   std::vector<uint32_t> found;
-  uses.reserve(rows_.size() + others.size());
-  for (uint32_t number = 0; number < rows_.size(); ++number) {
-    uses.push_back({rows_[number].start, rows_[number].start + rows_[number].bytes, number});
-  }
-  for (const MemoryRange& range : others) uses.push_back({range.start, range.end, other});
-  std::ranges::sort(uses, {}, &Use::start);
   uint64_t reached = 0;
   for (size_t i = 0; i < uses.size(); ++i) {
-    const bool meets_earlier = i != 0 && uses[i].start < reached;
-    const bool meets_later = i + 1 < uses.size() && uses[i + 1].start < uses[i].end;
-    reached = std::max(reached, uses[i].end);
-    if (uses[i].leaf != other && (meets_earlier || meets_later)) found.push_back(uses[i].leaf);
+    const auto [range, number] = uses[i];
+    const bool meets_earlier = range.start < reached;
+    const bool meets_later = i + 1 < uses.size() && uses[i + 1].range.start < range.end;
+    reached = std::max(reached, range.end);
+    if (number != other && (meets_earlier || meets_later)) found.push_back(number);
   }
   std::ranges::sort(found);
   return found;
+}
+
+std::vector<uint32_t> Leaves::shared(std::span<const MemoryRange> others) const {
+  std::vector<MemoryRange> ranges;
+  ranges.reserve(rows_.size());
+  for (const Leaf& leaf : rows_) ranges.push_back({leaf.start, leaf.start + leaf.bytes});
+  return meeting(ranges, others);
 }
 
 void Leaves::describe(size_t number, uint64_t chunk, std::string& out) const {

@@ -31,6 +31,9 @@ struct MemoryRange {
   uint64_t end;
 };
 
+// Which of `ranges` meet another one in memory, or one of `others`; ascending.
+std::vector<uint32_t> meeting(std::span<const MemoryRange> ranges, std::span<const MemoryRange> others);
+
 class Leaves {
  public:
   void add(Leaf leaf, std::span<const int64_t> shape, std::string_view key);

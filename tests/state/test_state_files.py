@@ -7,8 +7,7 @@ import pytest
 from fake_engine import bind, load, round_trip, save
 
 from tierload.errors import CorruptStore, KeyMismatch, UnsupportedValue
-from tierload.state import File, Folder, plan_load
-from tierload.types import NO_CHUNKS
+from tierload.state import NO_CHUNKS, File, Folder, plan_load
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from tierload.errors import CorruptStore, KeyMismatch, UnsupportedFormat, UnsupportedValue
-from tierload.state import plan_bind, plan_load
+from tierload.state import NO_CHUNKS, plan_bind, plan_load
 from tierload.state.texts import parse
-from tierload.types import NO_CHUNKS, ChunkInfo
+from tierload.types import ChunkInfo
 
 FLOATS = ChunkInfo(0, "t", 12, (2, 3), (0, 0), (2, 3), 24)
 BYTES = ChunkInfo(1, "b", 2, (8,), (0,), (8,), 8)

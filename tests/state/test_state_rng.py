@@ -11,8 +11,7 @@ from fake_engine import bind, load, round_trip, save
 from models import TinyLM
 
 from tierload.errors import CorruptStore, KeyMismatch, UnsupportedValue
-from tierload.state import RNG, plan_load
-from tierload.types import NO_CHUNKS
+from tierload.state import NO_CHUNKS, RNG, plan_load
 
 
 def draw() -> list:

@@ -22,8 +22,7 @@ from fake_engine import load, round_trip, save
 from hypothesis import given, settings
 
 from tierload.errors import UnsupportedValue
-from tierload.state import register_type
-from tierload.types import NO_CHUNKS
+from tierload.state import NO_CHUNKS, register_type
 
 
 class Color(enum.Enum):

@@ -22,9 +22,8 @@ import torch
 
 from tierload.convert.bits import contiguous, difference
 from tierload.errors import CorruptFile, TierloadError, UnsupportedValue
-from tierload.state import flatten, plan_load
+from tierload.state import NO_CHUNKS, flatten, plan_load
 from tierload.state.compounds import is_compound, kind_of_tensor
-from tierload.types import NO_CHUNKS
 
 __all__ = ["TEXTS", "Flat", "check", "read", "refusal", "root_texts", "state_of", "value_refusal", "write"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from tierload.errors import CorruptStore, InvalidRequest
-from tierload.state import flatten, plan_load
-from tierload.types import NO_CHUNKS
+from tierload.state import NO_CHUNKS, flatten, plan_load
 
 __all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tierload.state.compounds import is_compound
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
-from tierload.state.members import members, optimizer_node
+from tierload.state.members import entries, members, nodes_of, optimizer_node
 from tierload.state.modules import is_stateful
 from tierload.state.names import ParameterNames
 from tierload.state.nodes import tag_of
@@ -34,7 +34,7 @@ from tierload.state.problems import Problems
 from tierload.state.reader import Reader
 from tierload.state.targets import Put, is_filled, is_sequence
 from tierload.state.tensors import is_plain_tensor, refusal
-from tierload.state.views import TensorView
+from tierload.state.views import TensorView, whole_view
 from tierload.types import ChunkTable, LoadReport
 
 __all__ = ["Binder", "plan_bind"]
@@ -111,6 +111,12 @@ class Binder:
         Raises:
             KeyMismatch: Something differs, and the load is strict.
         """
+        memory = self.reader.memory
+        ranges = [fill.range for fill in self._fills if fill.live.is_cpu and fill.live.numel()]
+        for chunk, row, live in memory.unbind([fill.view.chunk for fill in self._fills], ranges):
+            place = Path.of_text(chunk.key)
+            self._fills.append(Fill(live, whole_view(chunk, row), place))
+            self.loaded.append(place)
         for second in self._clashes():
             self.problems.unexpected(second.path, "shares memory with another key in the target, and not in the store")
             self._fills = [fill for fill in self._fills if fill is not second]
@@ -118,20 +124,21 @@ class Binder:
             self.loaded = [path for path in self.loaded if path is not second.path]
         if self.strict:
             self.problems.refuse()
-        fills = Fills(self.reader.memory)
+        fills = Fills(memory)
         for fill in self.materials:
-            fill.view.data(self.reader.memory)
+            fill.view.data(memory)
         fills.settle(self._fills)
-        memory = self.reader.memory
-        in_place = [number for number, _ in fills.direct]
+        bound, tensors = memory.bound()
+        fills.touch(tensors)
+        in_place = {number for number, _ in fills.direct}.union(bound.tolist())
 
         def finish() -> LoadReport:
             self.reader.arrived()
-            module_binding.materialize(self.materials, self.reader.memory)
+            module_binding.materialize(self.materials, memory)
             fills.copy()
             for act in [*self.actions, *self.last]:
                 act()
-            return self._report()
+            return self._report(bound.tolist())
 
         return LoadPlan(memory.chunks, memory.destinations(fills.direct), in_place, self.reader.users, finish)
 
@@ -141,9 +148,26 @@ class Binder:
         tied = [fill for fill in self.materials if first.setdefault(id(fill.live), fill).view.chunk != fill.view.chunk]
         return [*tied, *(second for _, second in untie(self._fills))]
 
-    def _report(self) -> LoadReport:
-        loaded = sorted({path.text() for path in self.loaded})
+    def _report(self, bound: Iterable[int]) -> LoadReport:
+        chunks = self.reader.memory.chunks
+        loaded = sorted({path.text() for path in self.loaded}.union(chunks.key(number) for number in bound))
         return self.problems.report(loaded, sorted(set(self._converted)), list(self.reader.notes))
+
+    def bind_alike(
+        self, live: Mapping[Any, Any], tag: str, content: Any, path: Path
+    ) -> tuple[dict[Any, tuple[Path, object]], list[Any]]:
+        """Bind the tensors of a mapping whose stored ones are the same in all but their bytes, as most are, and are
+        wanted: place and node of what is stored beside them, and the keys of the others in ``live``."""
+        rest = list(live)
+        bound: set[Any] = set()
+        nodes = nodes_of(tag, content) if self.reader.keys is None else None
+        if nodes is not None:
+            rest = self.reader.memory.bind(live, nodes)
+            if len(rest) + len(nodes) == len(live):
+                return {}, rest
+            bound = live.keys() - set(rest)
+        stored = entries(self.reader, tag, content, path)
+        return {key: (place, node) for key, place, node in stored if key not in bound}, rest
 
     def push(self, live: object, node: object, path: Path, put: Put | None) -> None:
         """Bind these two as well, later."""

@@ -20,11 +20,11 @@ from tierload.state.containers import unsupported
 from tierload.state.fills import Fill, obstacle
 from tierload.state.flatten import flatten
 from tierload.state.keys import Part, Path
+from tierload.state.memory import NO_CHUNKS
 from tierload.state.nodes import tag_of
 from tierload.state.reader import Reader
 from tierload.state.scalars import Unwritable
 from tierload.state.targets import Put
-from tierload.types import NO_CHUNKS
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder

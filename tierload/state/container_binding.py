@@ -49,11 +49,9 @@ def bind_mapping(binder: Binder, live: dict[Any, Any], node: object, path: Path)
             binder.actions.append(lambda: live.update(binder.reader.value(node, path)))
             binder.loaded += binder.leaves(node, path) or [path]
         return
-    stored = {key: (place, inner) for key, place, inner in entries(binder.reader, tag, content, path)}
+    stored, rest = binder.bind_alike(live, tag, content, path)
     _bind_pairs(
-        binder,
-        [(key, path.child(key_element(key, path)), value, item_put(live, key)) for key, value in live.items()],
-        stored,
+        binder, [(key, path.child(key_element(key, path)), live[key], item_put(live, key)) for key in rest], stored
     )
 
 

@@ -33,6 +33,12 @@ class Fill:
             return Footprint(live.data_ptr(), live.nbytes, live.nbytes, ((1, live.nbytes),))
         return footprint_of(live.data_ptr(), live.shape, live.stride(), live.element_size())
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """The addresses of the live tensor's first byte and of the one after its last; it has elements."""
+        footprint = self.footprint()
+        return footprint.start, footprint.end
+
     def steps(self) -> set[tuple[int, int]]:
         """For each dimension, its stride in the chunk and in the target, in bytes."""
         rows = zip(self.live.shape, self.view.stride, self.live.stride(), strict=True)
@@ -114,6 +120,10 @@ class Fills:
         self._copies: list[tuple[Fill, torch.Tensor]] = []
         self._touched: list[torch.Tensor] = []
         self.direct: list[tuple[int, torch.Tensor]] = []  # chunk, and the tensor of the target that it is read into
+
+    def touch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note tensors of the target that are filled in another way."""
+        self._touched += tensors
 
     def settle(self, fills: Iterable[Fill]) -> None:
         """Choose a tensor of the target as the destination of each chunk where one suits, else new memory."""

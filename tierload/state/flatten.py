@@ -125,7 +125,7 @@ class _Writer:
             order,
             keys,
             [each.row.code for each in more],
-            [each.sizes for each in more],
+            [list(each.sizes) for each in more],
             [each.pointer for each in more],
             [each.nbytes for each in more],
         )

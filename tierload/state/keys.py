@@ -49,6 +49,13 @@ class Path:
         self.depth = depth
         self._text: str | None = None
 
+    @classmethod
+    def of_text(cls, text: str) -> Path:
+        """A place of which only the key text is known."""
+        place = cls(ROOT, Part(text), 1)
+        place._text = text
+        return place
+
     def child(self, element: object) -> Path:
         """The place of ``element`` (a dict key, an index, a field's name) below this one."""
         return Path(self, element, self.depth + 1)

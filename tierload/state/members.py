@@ -15,7 +15,7 @@ from tierload.state.scalars import sized
 if TYPE_CHECKING:
     from tierload.state.reader import Reader
 
-__all__ = ["COUNTED", "OptimizerNode", "entries", "members", "optimizer_node", "pairs", "type_fields"]
+__all__ = ["COUNTED", "OptimizerNode", "entries", "members", "nodes_of", "optimizer_node", "pairs", "type_fields"]
 
 COUNTED = frozenset(
     "list d map odict statedict ddict counter deque set bytearray blob ndarray data object rng compound".split()
@@ -73,6 +73,21 @@ def entries(reader: Reader, tag: str, content: Any, path: Path) -> list[tuple[An
     if tag in ("named", "data"):
         return [(name, path.child(name), node) for name, node in type_fields(content)[1]]
     return []
+
+
+def nodes_of(tag: str, content: Any) -> dict[Any, Any] | None:
+    """The nodes of a mapping by key, where every key is its own value; else None."""
+    if tag in ("ddict", "statedict"):
+        content = content.get("items") if type(content) is dict else None
+        tag = "map"
+    if tag == "d" and type(content) is dict:
+        return content
+    if tag not in ("map", "odict", "counter") or type(content) is not list:
+        return None
+    try:
+        return dict(content)
+    except (TypeError, ValueError):  # a typed key, or damage
+        return None
 
 
 def members(reader: Reader, tag: str, content: Any, path: Path) -> list[tuple[Path, object]]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tierload import _native
@@ -16,15 +17,28 @@ from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
 from tierload.state.tensors import TORCH
 from tierload.types import ChunkInfo, ChunkTable, Destinations
 
-__all__ = ["Memory"]
+__all__ = ["NO_CHUNKS", "Memory"]
+
+_BYTES, _NUMBERS = np.empty(0, np.uint8), np.empty(0, np.int64)
+
+NO_CHUNKS = ChunkTable(b"", _NUMBERS, _NUMBERS, _BYTES, _BYTES, _NUMBERS, _NUMBERS, _NUMBERS)
+"""The table of a state without tensors."""
 
 _INT64_MAX = (1 << 63) - 1
 
 
 class Memory:
-    """Buffers by chunk number. Chunks are checked here against themselves: sizes, dtype and bytes agree."""
+    """Buffers by chunk number. Chunks are checked here against themselves: sizes, dtype and bytes agree.
+
+    Raises:
+        CorruptStore: A key is no UTF-8.
+    """
 
     def __init__(self, chunks: ChunkTable) -> None:
+        try:
+            chunks.keys.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise CorruptStore(f"a key in the manifest is no UTF-8: {error}") from None
         self.chunks = chunks
         self._rows: dict[int, tuple[ChunkInfo, DType]] = {}  # those that have been checked
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
@@ -75,6 +89,21 @@ class Memory:
         with _no_memory():
             return self._table.fill_pairs(pairs, into, _empty)
 
+    def bind(self, live: Any, nodes: dict[Any, Any]) -> list[Any]:
+        """Bind tensors of a target, the values of a mapping, to the chunks of their nodes where the two are alike and
+        nothing else is to be said: they will be read right into them. The keys of the rest."""
+        return self._table.bind(live, nodes)
+
+    def unbind(self, chunks: list[int], others: list[tuple[int, int]]) -> list[tuple[ChunkInfo, DType, torch.Tensor]]:
+        """Chunk and tensor of those that cannot stay bound: the chunk has another use, or the tensor meets another one
+        that is filled, or one of ``others`` (ranges of addresses), in memory."""
+        return [(*self.row(number), tensor) for number, tensor in self._table.unbind(chunks, others)]
+
+    def bound(self) -> tuple[npt.NDArray[np.int64], list[torch.Tensor]]:
+        """The chunks that are bound, and their tensors."""
+        chunks, _, tensors = self._table.bound()
+        return chunks, tensors  # type: ignore[return-value]
+
     def whole(self, number: int) -> torch.Tensor | None:
         """The tensor that is a whole chunk, the same each time; None when the chunk's memory is another's."""
         chunk, _ = self.row(number)
@@ -114,15 +143,17 @@ class Memory:
         return array
 
     def destinations(self, direct: Sequence[tuple[int, torch.Tensor]] = ()) -> Destinations:
-        """Where the bytes of the chunks go that have been asked for, with those that go to tensors of a target."""
-        chunks, pointers, owners = self._table.made()
-        more = [(number, array.ctypes.data, array) for number, array in self._arrays.items() if array.nbytes]
-        more += [(number, live.data_ptr(), live) for number, live in direct]
-        chunks = np.concatenate([chunks, np.array([number for number, _, _ in more], np.int64)])
-        pointers = np.concatenate([pointers, np.array([pointer for _, pointer, _ in more], np.uint64)])
+        """Where the bytes of the chunks go that have been asked for or bound, and those that go to ``direct``."""
+        (chunks, pointers, owners), (bound, bound_pointers, live) = self._table.made(), self._table.bound()
+        more: list[tuple[int, int, object]] = [
+            (number, array.ctypes.data, array) for number, array in self._arrays.items() if array.nbytes
+        ]
+        more += [(number, tensor.data_ptr(), tensor) for number, tensor in direct]
+        chunks = np.concatenate([chunks, bound, np.array([number for number, _, _ in more], np.int64)])
+        pointers = np.concatenate([pointers, bound_pointers, np.array([pointer for _, pointer, _ in more], np.uint64)])
         kept = self.chunks.nbytes[chunks] > 0
         order = np.argsort(chunks[kept], kind="stable")
-        return Destinations(chunks[kept][order], pointers[kept][order], (owners, [owner for _, _, owner in more]))
+        return Destinations(chunks[kept][order], pointers[kept][order], (owners, live, [owner for _, _, owner in more]))
 
 
 def _empty(code: int, sizes: list[int]) -> torch.Tensor:

@@ -58,16 +58,17 @@ def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path)
     if tag not in _MAPPINGS:
         binder.mismatch("a module", node, path)
         return
-    stored = {key: (place, node) for key, place, node in entries(binder.reader, tag, content, path)}
     if _is_plain(live):
         own = live.state_dict(keep_vars=True)
-        for name in _matching(binder, own, stored, path, renames=False):
+        stored, rest = binder.bind_alike(own, tag, content, path)
+        for name in _matching(binder, rest, stored, path, renames=False):
             place, inner = stored[name]
             if name.rpartition(".")[2] == "_extra_state":
                 binder.plain(inner, place, live.get_submodule(name.rpartition(".")[0]).set_extra_state)
             else:
                 binder.tensor(own[name], inner, place, None, module=True)
     else:
+        stored = {key: (place, node) for key, place, node in entries(binder.reader, tag, content, path)}
         metadata = content["metadata"] if tag == "statedict" else None
         _hand_over(binder, live, stored, metadata, path)
     _check_meta(binder, live, path)

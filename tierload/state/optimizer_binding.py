@@ -184,9 +184,11 @@ def _bind_states(
             tag, content = tag_of(node)
             if tag in ("d", "map", "odict", "ddict"):
                 current = live.state.get(parameters[key], {})
-                parts: State = []
-                for name, spot, inner in entries(binder.reader, tag, content, place):
-                    old = current.get(name) if isinstance(current, dict) else None
+                current = current if isinstance(current, dict) else {}
+                stored, rest = binder.bind_alike(current, tag, content, place)
+                parts: State = [(name, place, None, old) for name, old in current.items() if name not in rest]
+                for name, (spot, inner) in stored.items():
+                    old = current.get(name)
                     target = old if isinstance(old, torch.Tensor) and binder.fill_if_alike(old, inner, spot) else None
                     if target is None and is_handed_over(binder, None, inner, spot):
                         binder.reader.unfiltered(inner, spot)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tierload import _native
 from tierload.errors import CorruptStore, UnsupportedFormat, UnsupportedValue
 from tierload.state import decoders, file_nodes, members, rebuilding
 from tierload.state.containers import HASHABLE_DEPTH_MAX, hashable_json, key_element
@@ -232,7 +233,11 @@ class Reader:
             if tag in members.COUNTED:
                 found.append(node)
             try:
-                stack.extend(reversed([(child, place) for place, child in members.members(self, tag, content, path)]))
+                if (tag == "d" and type(content) is dict) or tag == "list":
+                    below = [(child, path.child(key)) for key, child in _native.inner_nodes(content)]
+                else:
+                    below = [(child, place) for place, child in members.members(self, tag, content, path)]
+                stack.extend(reversed(below))
             except _DAMAGE as error:
                 raise CorruptStore(f"{path.shown()} cannot be read: {error!r}") from error
         return found

@@ -14,7 +14,7 @@ from tierload.state.memory import Memory
 from tierload.state.tensors import tensor_over
 from tierload.types import ChunkInfo
 
-__all__ = ["TensorView", "read_view", "whole_chunk"]
+__all__ = ["TensorView", "read_view", "whole_chunk", "whole_view"]
 
 _NDIM_MAX = 255
 _INT64_MAX = (1 << 63) - 1
@@ -63,6 +63,12 @@ class TensorView(NamedTuple):
         return tensor.requires_grad_() if self.grad else tensor
 
 
+def whole_view(chunk: ChunkInfo, row: DType) -> TensorView:
+    """The view that is all of a chunk."""
+    stride = contiguous_strides(chunk.sizes)
+    return TensorView(chunk.number, row, chunk.sizes, stride, 0, True, False, False, False, "", False)
+
+
 def whole_chunk(content: object, memory: Memory) -> ChunkInfo | None:
     """The chunk that a ``t`` shows whole and in order, with nothing more to say, as most tensors do; else None."""
     if type(content) is not dict or len(content) != 2:
@@ -83,8 +89,7 @@ def read_view(content: Any, memory: Memory) -> TensorView:
         raise CorruptStore(f"the state document has a damaged tensor: {content!r:.80}")
     chunk, own = memory.row(content.get("chunk"))
     if whole_chunk(content, memory) is not None:
-        stride = contiguous_strides(chunk.sizes)
-        return TensorView(chunk.number, own, chunk.sizes, stride, 0, True, False, False, False, "", False)
+        return whole_view(chunk, own)
     row = own
     if "dtype" in content:
         name = content["dtype"]

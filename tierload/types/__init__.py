@@ -10,10 +10,9 @@ from tierload.types.commits import (
     SaveReport,
     VerifyReport,
 )
-from tierload.types.tensors import NO_CHUNKS, ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport
+from tierload.types.tensors import ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport
 
 __all__ = [
-    "NO_CHUNKS",
     "Change",
     "ChunkInfo",
     "ChunkTable",

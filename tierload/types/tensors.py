@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from tierload.errors import CorruptStore
 
-__all__ = ["NO_CHUNKS", "ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport"]
+if TYPE_CHECKING:  # the command's help must not wait for numpy
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,6 @@ class ChunkTable:
             dims = self.dims[at : at + 3 * ndim].tolist()
             shape, offsets, sizes = (tuple(dims[i * ndim : (i + 1) * ndim]) for i in range(3))
             yield ChunkInfo(number, self.key(number), dtype, shape, offsets, sizes, nbytes)
-
-
-def _no_chunks() -> ChunkTable:
-    bytes_, numbers = np.empty(0, np.uint8), np.empty(0, np.int64)
-    return ChunkTable(b"", numbers, numbers, bytes_, bytes_, numbers, numbers, numbers)
-
-
-NO_CHUNKS = _no_chunks()
-"""The table of a state without tensors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
