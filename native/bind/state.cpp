@@ -14,36 +14,31 @@ struct MoreChunks {
   std::vector<nb::bytes> keys;
   std::vector<uint8_t> dtypes;
   std::vector<std::vector<int64_t>> sizes;
-  std::vector<uint64_t> pointers;
   std::vector<int64_t> nbytes;
 };
 
-// The columns of tierload.types.ChunkTable, and pointers, in the order of chunks.
+// The columns of tierload.types.ChunkTable.
 nb::tuple table(const StateWriter& writer, const ChunkOrder& order, const MoreChunks& more) {
   const Leaves& leaves = writer.leaves();
   const size_t count = order.chunks().size();
   std::string keys;
   std::vector<int64_t> key_offsets(count), key_lengths(count), dims_at(count), dims, nbytes(count);
   std::vector<uint8_t> dtypes(count), ndims(count);
-  std::vector<uint64_t> pointers(count);
   for (size_t chunk = 0; chunk < count; ++chunk) {
     const uint32_t number = order.chunks()[chunk];
     std::span<const int64_t> sizes;
     key_offsets[chunk] = static_cast<int64_t>(keys.size());
     if (number < leaves.count()) {
-      const Leaf& leaf = leaves[number];
       keys += leaves.key(number);
       sizes = leaves.sizes(number);
-      dtypes[chunk] = leaf.dtype;
-      nbytes[chunk] = static_cast<int64_t>(leaf.bytes);
-      pointers[chunk] = leaf.start;
+      dtypes[chunk] = leaves[number].dtype;
+      nbytes[chunk] = static_cast<int64_t>(leaves[number].bytes);
     } else {
       const size_t i = number - leaves.count();
       keys += as_text(bytes_of(more.keys.at(i)));
       sizes = more.sizes.at(i);
       dtypes[chunk] = more.dtypes.at(i);
       nbytes[chunk] = more.nbytes.at(i);
-      pointers[chunk] = more.pointers.at(i);
     }
     key_lengths[chunk] = static_cast<int64_t>(keys.size()) - key_offsets[chunk];
     ndims[chunk] = static_cast<uint8_t>(sizes.size());
@@ -54,8 +49,18 @@ nb::tuple table(const StateWriter& writer, const ChunkOrder& order, const MoreCh
   }
   return nb::make_tuple(nb::bytes(keys.data(), keys.size()), array_of(std::move(key_offsets)),
                         array_of(std::move(key_lengths)), array_of(std::move(dtypes)), array_of(std::move(ndims)),
-                        array_of(std::move(dims_at)), array_of(std::move(dims)), array_of(std::move(nbytes)),
-                        array_of(std::move(pointers)));
+                        array_of(std::move(dims_at)), array_of(std::move(dims)), array_of(std::move(nbytes)));
+}
+
+// The address of each chunk's bytes.
+nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> pointers(const StateWriter& writer, const ChunkOrder& order,
+                                                       const std::vector<uint64_t>& more) {
+  std::vector<uint64_t> out;
+  for (const uint32_t number : order.chunks()) {
+    const size_t leaves = writer.leaves().count();
+    out.push_back(number < leaves ? writer.leaves()[number].start : more.at(number - leaves));
+  }
+  return array_of(std::move(out));
 }
 
 std::vector<std::string> texts_of(const std::vector<nb::bytes>& keys) {
@@ -98,16 +103,19 @@ void bind_state_writer(nb::module_& module) {
             return ChunkOrder(self.leaves(), shared, texts_of(more));
           },
           nb::arg("shared"), nb::arg("more"))
+      .def("alike", [](const StateWriter& self, const StateWriter& other) { return self.leaves().alike(other.leaves()); },
+           nb::arg("other"))
+      .def("release", &StateWriter::release)
       .def(
           "table",
           [](const StateWriter& self, const ChunkOrder& order, std::vector<nb::bytes> keys, std::vector<uint8_t> dtypes,
-             std::vector<std::vector<int64_t>> sizes, std::vector<uint64_t> pointers, std::vector<int64_t> nbytes) {
-            return table(self, order,
-                         {std::move(keys), std::move(dtypes), std::move(sizes), std::move(pointers), std::move(nbytes)});
+             std::vector<std::vector<int64_t>> sizes, std::vector<int64_t> nbytes) {
+            return table(self, order, {std::move(keys), std::move(dtypes), std::move(sizes), std::move(nbytes)});
           },
-          nb::arg("order"), nb::arg("keys"), nb::arg("dtypes"), nb::arg("sizes"), nb::arg("pointers"),
-          nb::arg("nbytes"), nb::sig("def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], "
-                                     "sizes: list[list[int]], pointers: list[int], nbytes: list[int]) -> tuple"))
+          nb::arg("order"), nb::arg("keys"), nb::arg("dtypes"), nb::arg("sizes"), nb::arg("nbytes"),
+          nb::sig("def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], sizes: list[list[int]], "
+                  "nbytes: list[int]) -> tuple"))
+      .def("pointers", &pointers, nb::arg("order"), nb::arg("more"))
       .def(
           "document",
           [](const StateWriter& self, const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) {

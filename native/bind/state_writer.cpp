@@ -70,6 +70,14 @@ nb::list StateWriter::tensors() const {
   return out;
 }
 
+void StateWriter::release() {
+  tensors_.clear();
+  kept_.clear();
+  seen_.clear();
+  text_ = {};
+  holes_ = {};
+}
+
 std::string StateWriter::document(const ChunkOrder& order,
                                   const std::vector<std::pair<uint32_t, nb::str>>& texts) const {
   constexpr uint32_t none = 0xFFFFFFFF;

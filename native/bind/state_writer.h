@@ -33,6 +33,8 @@ class StateWriter {
   // Tensor, key and hole of a leaf.
   nb::tuple leaf(uint32_t number) const;
   nb::list tensors() const;
+  // Forgets the values of the state, which then live no longer than they would; keys, dtypes and shapes stay.
+  void release();
   // The document, with each chunk's text in the hole of its leaf, and `texts` in the holes of others.
   std::string document(const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) const;
 

@@ -11,13 +11,11 @@ namespace tierload {
 namespace {
 
 std::unique_ptr<ManifestView> open_manifest(Store& store, uint64_t txid) {
-  const CommitPtr commit = store.catalog().state().find(txid);
-  if (!commit) throw UsageError("there is no commit " + std::to_string(txid));
-  if (commit->root.size() != 1) throw UnsupportedError("a commit by several ranks needs a newer tierload");
   auto view = std::make_unique<ManifestView>();
   view->storage = store.storage();
+  Catalog& catalog = store.catalog();
   const nb::gil_scoped_release release;
-  view->manifest = Manifest::open(*view->storage, commit->root[0], nullptr);
+  view->manifest = catalog.open_manifest(txid);
   return view;
 }
 

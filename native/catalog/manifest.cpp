@@ -258,6 +258,13 @@ std::string_view Manifest::key(const ChunkRow& chunk) const {
   return as_text(keys().subspan(chunk.key_offset, chunk.key_length));
 }
 
+std::optional<uint64_t> Manifest::find(std::string_view wanted) const {
+  const auto rows = chunks();
+  const auto found = std::ranges::lower_bound(rows, wanted, {}, [this](const ChunkRow& row) { return key(row); });
+  if (found == rows.end() || key(*found) != wanted) return std::nullopt;
+  return static_cast<uint64_t>(found - rows.begin());
+}
+
 std::string Manifest::key_of_page(uint64_t row) const {
   for (const ChunkRow& chunk : chunks()) {
     if (row >= chunk.first_page && row < uint64_t{chunk.first_page} + chunk.pages) return std::string(key(chunk));

@@ -124,7 +124,7 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
   } else if (catalog->base_ != JournalName{}) {
     throw CorruptError(disk.name() + ": journal " + catalog->base_.path('c') + " and its mirror are damaged");
   }
-  catalog->check_head();
+  catalog->check_head(false);
   catalog->next_txid_ = catalog->state_.next_txid();
   if (catalog->options_.mutant == Mutant::base_before_journal) publish({catalog->epoch_, 0});
   catalog->start_journal({catalog->epoch_, 0});
@@ -171,7 +171,7 @@ std::unique_ptr<Catalog> Catalog::look(std::shared_ptr<Storage> storage, Catalog
     }
     break;
   }
-  catalog->check_head();
+  catalog->check_head(true);
   return catalog;
 }
 
@@ -220,12 +220,29 @@ void Catalog::replay(const Found& found, bool for_writing) {
   damage_ = damage;
 }
 
-std::string Catalog::check_commit(uint64_t txid) const {
-  const CommitPtr commit = state_.find(txid);
+CommitPtr Catalog::commit_of(uint64_t txid) const {
+  CommitPtr commit = state_.find(txid);
   if (!commit) throw UsageError("there is no commit " + std::to_string(txid));
+  return commit;
+}
+
+std::string Catalog::check_commit(uint64_t txid) const {
+  std::unique_ptr<Manifest> manifest;
+  return check(*commit_of(txid), manifest);
+}
+
+std::unique_ptr<Manifest> Catalog::open_manifest(uint64_t txid) {
+  const CommitPtr commit = commit_of(txid);
+  if (commit->root.size() != 1) throw UnsupportedError("a commit by several ranks needs a newer tierload");
+  if (head_manifest_ && commit == state_.head()) return std::move(head_manifest_);
+  return Manifest::open(*storage_, commit->root[0], nullptr);
+}
+
+// What is wrong with a commit; `manifest` becomes that of its last shard.
+std::string Catalog::check(const Commit& commit, std::unique_ptr<Manifest>& manifest) const {
   try {
-    for (const RootRow& row : commit->root) {
-      const auto manifest = Manifest::open(*storage_, row, nullptr);
+    for (const RootRow& row : commit.root) {
+      manifest = Manifest::open(*storage_, row, nullptr);
       for (const SegmentRow& segment : manifest->segments()) {
         const auto size = storage_->size(segment.path());
         if (!size) return segment.path() + " is missing";
@@ -243,9 +260,12 @@ std::string Catalog::check_commit(uint64_t txid) const {
   return "";
 }
 
-void Catalog::check_head() {
+void Catalog::check_head(bool keep) {
   const CommitPtr head = state_.head();
-  if (head) head_damage_ = check_commit(head->txid);
+  if (!head) return;
+  std::unique_ptr<Manifest> manifest;
+  head_damage_ = check(*head, manifest);
+  if (keep && head_damage_.empty() && head->root.size() == 1) head_manifest_ = std::move(manifest);
 }
 
 void Catalog::lock(bool take_over) {

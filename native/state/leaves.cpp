@@ -73,6 +73,14 @@ std::vector<uint32_t> Leaves::shared(std::span<const MemoryRange> others) const 
   return meeting(ranges, others);
 }
 
+bool Leaves::alike(const Leaves& other) const {
+  const auto same = [](const Leaf& left, const Leaf& right) {
+    return left.bytes == right.bytes && left.ndim == right.ndim && left.dtype == right.dtype &&
+           left.key_bytes == right.key_bytes;
+  };
+  return keys_ == other.keys_ && sizes_ == other.sizes_ && std::ranges::equal(rows_, other.rows_, same);
+}
+
 void Leaves::describe(size_t number, uint64_t chunk, std::string& out) const {
   out += "{\"chunk\":";
   put_number(out, chunk);

@@ -48,6 +48,9 @@ class Leaves {
   // Leaves that are no chunk by themselves, since another leaf or one of `others` uses their memory too. Ascending.
   std::vector<uint32_t> shared(std::span<const MemoryRange> others) const;
 
+  // Whether these leaves have the same keys, dtypes and shapes, wherever their memory is.
+  bool alike(const Leaves& other) const;
+
   // The content of a leaf's `t` in the document, for a leaf that is chunk `chunk` by itself.
   void describe(size_t number, uint64_t chunk, std::string& out) const;
 

@@ -38,7 +38,7 @@ def check_pages(flat: FlatState) -> None:
     plan = plan_pages(flat, PAGE, 0)
     part = 0
     for chunk in flat.chunks.infos():
-        row = plan.chunks[chunk.number]
+        row = plan.rows[chunk.number]
         assert row["bytes"] == chunk.nbytes
         assert row["pages"] == -(-chunk.nbytes // PAGE)
         assert row["first_page"] == part

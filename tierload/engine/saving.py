@@ -12,7 +12,7 @@ from tierload import _native
 from tierload.engine.devices import Device
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
-from tierload.layout import plan_pages
+from tierload.layout import PagePlan, plan_pages
 from tierload.settings import Settings
 from tierload.types import FlatState
 
@@ -24,8 +24,9 @@ _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Saved:
     """A finished save: its commit record, and what it did."""
 
-    def __init__(self, record: _native.CommitRecord, save: _native.Save, seconds: float) -> None:
+    def __init__(self, record: _native.CommitRecord, plan: PagePlan, save: _native.Save, seconds: float) -> None:
         self.record = record
+        self.plan = plan
         self.seconds = seconds
         self.pages = save.pages
         self.compression = save.compression
@@ -35,6 +36,7 @@ class Saved:
 def save_state(
     native: _native.Store,
     flat: FlatState,
+    last: PagePlan | None,
     settings: Settings,
     *,
     device: Device,
@@ -45,15 +47,15 @@ def save_state(
     tags: Sequence[str],
 ) -> Saved:
     """Writes a flat state and commits it. Pages that commit ``parent`` has are referenced (0: all are written).
+    ``last`` is the plan of an earlier save, which serves again where the chunks are the same.
 
     Raises:
         StoreIOError: The disk is full (nothing has changed, earlier commits are whole) or failed (the writer is
             poisoned).
     """
     start = time.perf_counter()
-    plan = plan_pages(flat, settings.page_bytes, settings.pack_below_bytes)
-    chunks = plan.chunks
-    chunks["key_hash"] = _native.key_hashes(plan.keys, flat.chunks.key_lengths)
+    sizes = settings.page_bytes, settings.pack_below_bytes
+    plan = (last and last.again(flat, *sizes)) or plan_pages(flat, *sizes)
     manifest = native.manifest(parent) if parent else None
     save = None
     try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
@@ -80,9 +82,9 @@ def save_state(
             step=step,
             meta=encode_meta(meta | {"io": _io(native, moved)}),
             page_bytes=settings.page_bytes,
-            chunks=chunks.view(np.uint8),
-            dims=plan.dims.view(np.uint8),
-            keys=plan.keys,
+            chunks=plan.rows.view(np.uint8),
+            dims=plan.chunks.dims.view(np.uint8),
+            keys=plan.chunks.keys,
             state=flat.document,
             tags=[tag.encode("utf-8", "surrogatepass") for tag in tags],
         )
@@ -93,7 +95,7 @@ def save_state(
     finally:
         if save is not None:
             save.abort()
-    return Saved(record, save, time.perf_counter() - start)
+    return Saved(record, plan, save, time.perf_counter() - start)
 
 
 def _io(native: _native.Store, before: int) -> str:

@@ -19,7 +19,16 @@ from tierload import _native
 from tierload.catalog import CatalogView, choose_dropped, decode_text
 from tierload.engine import checking, comparing, devices, records, rolling, saving, values
 from tierload.engine.loading import fill, table_of
-from tierload.errors import CommitDropped, CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StoreNotFound
+from tierload.errors import (
+    CommitDropped,
+    CommitNotFound,
+    CorruptStore,
+    InvalidRequest,
+    KeyMismatch,
+    StoreIOError,
+    StoreNotFound,
+)
+from tierload.layout import PagePlan
 from tierload.settings import Settings
 from tierload.state import flatten, plan_bind, plan_load
 from tierload.types import (
@@ -70,6 +79,8 @@ class Store:
         self.settings = settings or Settings()
         self._lock = threading.RLock()
         self._cached: tuple[int, CatalogView] | None = None
+        self._outline: object = None  # of the last state that was saved, and its plan
+        self._plan: PagePlan | None = None
         known = devices.remembered(self.path) or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
@@ -186,6 +197,23 @@ class Store:
             found = self._view().find() if commit is None else self._find(commit)
             return table_of(self._manifest(found)).chunks.infos()
 
+    def info(self, key: str, commit: Which | None = None) -> ChunkInfo:
+        """What a commit (the head) holds under one key, without a look at the others.
+
+        Raises:
+            KeyMismatch: Nothing is stored under it.
+        """
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            manifest = self._manifest(found)
+        number = manifest.find(key.encode("utf-8", "surrogatepass"))
+        if number is None:
+            raise KeyMismatch(
+                f"commit {found.id[:12]} (step {found.step}) has no tensor {key!r}; keys() lists those it has",
+                missing=[key],
+            )
+        return table_of(manifest).info(number)
+
     def stored_bytes(self, commit: Which | None = None) -> int:
         """How many bytes a commit (the head) has on disk, with what it shares with others."""
         with self._lock:
@@ -227,14 +255,16 @@ class Store:
         """
         start = time.perf_counter()
         meta = values.meta_of(dict(metrics or {}), note)
-        flat = flatten(state, allow_pickle=allow_pickle)
+        flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
         with self._lock:
+            self._outline = flat.outline
             view = self._view()
             every = self.settings.full_every
             fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
             saved = saving.save_state(
                 self._native,
                 flat,
+                self._plan,
                 self.settings,
                 device=self._device(int(flat.chunks.nbytes.sum())),
                 threads=self._threads,
@@ -243,6 +273,7 @@ class Store:
                 meta=meta,
                 tags=tags,
             )
+            self._plan = saved.plan
             commit = self._view().find(commit=saved.record.id)
         return SaveReport(
             commit=commit,

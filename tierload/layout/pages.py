@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from tierload import _native
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW
 from tierload.types import ChunkTable, FlatState
 
@@ -24,8 +25,8 @@ class PagePlan:
     A page is made of ``parts_of_page[i]`` consecutive parts; part ``j`` is ``lengths[j]`` bytes at ``pointers[j]``, or,
     when ``part_views[j]`` is not 0, those from byte ``part_offsets[j]`` on of the packed elements of the view of that
     number (from 1) at ``pointers[j]``. ``views`` has for each: element size, dimensions, sizes, strides in bytes.
-    ``chunks`` and ``dims`` are the manifest's sections of these names and ``keys`` its heap of keys; the key hashes are
-    filled in by whoever can compute them.
+    ``rows`` and ``chunks.dims`` are the manifest's sections of chunks and dims, and ``chunks.keys`` its heap of keys.
+    Part ``j`` belongs to chunk ``owners[j]``, whose pointer stands ``starts[j]`` bytes before its own.
     """
 
     pointers: npt.NDArray[np.uint64]
@@ -37,9 +38,17 @@ class PagePlan:
     item_sizes: npt.NDArray[np.uint8]
     floating: npt.NDArray[np.uint8]
     packed: npt.NDArray[np.uint8]
-    chunks: npt.NDArray[np.void]
-    dims: npt.NDArray[np.int64]
-    keys: bytes
+    rows: npt.NDArray[np.void]
+    chunks: ChunkTable
+    owners: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.uint64]
+    sizes: tuple[int, int]
+
+    def again(self, flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan | None:
+        """The plan of a state whose chunks are the same, elsewhere in memory; None when they are not."""
+        if flat.chunks is not self.chunks or self.sizes != (page_bytes, pack_below_bytes):
+            return None
+        return replace(self, pointers=flat.pointers[self.owners] + self.starts)
 
 
 def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan:
@@ -53,6 +62,7 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
     rows["key_offset"], rows["key_length"] = chunks.key_offsets, chunks.key_lengths
     rows["dtype"], rows["ndim"], rows["dims"] = chunks.dtypes, chunks.ndims, chunks.dims_at
     rows["bytes"] = chunks.nbytes
+    rows["key_hash"] = _native.key_hashes(chunks.keys, chunks.key_lengths)
     view_of, views = _views(flat)
 
     large = np.flatnonzero(chunks.nbytes >= max(pack_below_bytes, 1))
@@ -68,8 +78,9 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
     owners = np.concatenate([owners, packed])
     offsets = np.concatenate([offsets, np.zeros(len(packed), np.int64)])
     apart = view_of[owners] != 0
+    starts = np.where(apart, 0, offsets).astype(np.uint64)
     return PagePlan(
-        pointers=flat.pointers[owners] + np.where(apart, 0, offsets).astype(np.uint64),
+        pointers=flat.pointers[owners] + starts,
         lengths=np.concatenate([lengths, chunks.nbytes[packed]]).astype(np.uint64),
         part_views=view_of[owners],
         part_offsets=np.where(apart, offsets, 0).astype(np.uint64),
@@ -80,9 +91,11 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
         item_sizes=flat.item_sizes[first_owners],
         floating=flat.floating[first_owners].astype(np.uint8),
         packed=(np.arange(len(first_owners)) >= len(first_owners) - len(packed_counts)).astype(np.uint8),
-        chunks=rows,
-        dims=chunks.dims,
-        keys=chunks.keys,
+        rows=rows,
+        chunks=chunks,
+        owners=owners,
+        starts=starts,
+        sizes=(page_bytes, pack_below_bytes),
     )
 
 

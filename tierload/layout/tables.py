@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW, SEGMENT_ROW
-from tierload.types import ChunkTable, Destinations
+from tierload.types import ChunkInfo, ChunkTable, Destinations
 
 __all__ = ["ManifestTable", "ReadPlan", "segment_sizes"]
 
@@ -44,15 +45,30 @@ class ManifestTable:
     ) -> None:
         self.pages = pages.view(PAGE_ROW)
         self.rows = chunks.view(CHUNK_ROW)
-        self.chunks = ChunkTable(
-            keys=keys.tobytes(),
-            key_offsets=_column(self.rows["key_offset"], np.int64),
-            key_lengths=_column(self.rows["key_length"], np.int64),
-            dtypes=_column(np.minimum(self.rows["dtype"], _DTYPE_MAX), np.uint8),
-            ndims=_column(self.rows["ndim"], np.uint8),
-            dims_at=_column(self.rows["dims"], np.int64),
-            dims=dims.view(np.int64),
-            nbytes=_column(self.rows["bytes"], np.int64),
+        self._dims = dims.view(np.int64)
+        self._keys = keys
+
+    @cached_property
+    def chunks(self) -> ChunkTable:
+        """All chunks."""
+        return self._table(slice(None))
+
+    def info(self, number: int) -> ChunkInfo:
+        """One chunk, without a look at the others."""
+        (info,) = self._table(slice(number, number + 1)).infos()
+        return replace(info, number=number)
+
+    def _table(self, which: slice) -> ChunkTable:
+        rows = self.rows[which]
+        return ChunkTable(
+            keys=self._keys.tobytes(),
+            key_offsets=_column(rows["key_offset"], np.int64),
+            key_lengths=_column(rows["key_length"], np.int64),
+            dtypes=_column(np.minimum(rows["dtype"], _DTYPE_MAX), np.uint8),
+            ndims=_column(rows["ndim"], np.uint8),
+            dims_at=_column(rows["dims"], np.int64),
+            dims=self._dims,
+            nbytes=_column(rows["bytes"], np.int64),
         )
 
     def page_owner(self, page: int) -> list[int]:

@@ -14,7 +14,7 @@ from tierload.errors import CorruptStore
 from tierload.state import rng
 from tierload.state.assembly import read_compound
 from tierload.state.containers import FACTORIES
-from tierload.state.keys import Part, Path
+from tierload.state.keys import Part, Path, element_text
 from tierload.state.members import optimizer_node, pairs, type_fields
 from tierload.state.nodes import DROPPED, fields_of, tag_of
 from tierload.state.rebuilding import blank, compound_tensor, member, named_tuple
@@ -82,7 +82,10 @@ def _mapping(
     """Decode ``(key, element, node)`` into a dict."""
     reader.keep(node, into)
     kept = reader.keys is None or reader.keys.wants(path)
+    below = None if reader.keys is None else reader.keys.below(path)
     for key, element, inner in pairs:
+        if below is not None and element_text(element) not in below:
+            continue
         value = yield inner, path.child(element)
         if value is DROPPED:
             continue

@@ -21,7 +21,7 @@ from tierload.state.keys import DEPTH_MAX, ROOT, Path
 from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
-from tierload.state.sources import Blob, described, texts
+from tierload.state.sources import Blob, Described, described, texts
 from tierload.state.tensors import TORCH, TensorLeaf, refusal
 from tierload.state.texts import base64_text, quoted
 from tierload.types import ChunkTable, FlatState
@@ -37,11 +37,44 @@ _ADVICE = (
 )
 
 
-def flatten(state: object, *, allow_pickle: bool = False) -> FlatState:
+class Outline:
+    """The chunks of a flattened state, wherever its memory was: a state of the same keys, dtypes and shapes has the same
+    outline."""
+
+    def __init__(
+        self, writer: _native.StateWriter, shared: list[int], keys: list[bytes], more: list[Described]
+    ) -> None:
+        self._writer = writer
+        self._more = shared, keys, [each.kind for each in more]
+        self.order = writer.order(shared, keys)
+        twice = self.order.twice
+        if twice is not None:
+            key = twice.decode("utf-8", "surrogatepass")
+            raise UnsupportedValue(f"two tensors in the state have the key {key!r}; a dict has keys of equal text")
+        kinds = [each.kind for each in more]
+        self.chunks = ChunkTable(
+            *writer.table(
+                self.order,
+                keys,
+                [row.code for row, _, _, _ in kinds],
+                [list(sizes) for _, sizes, _, _ in kinds],
+                [nbytes for _, _, nbytes, _ in kinds],
+            )
+        )
+        self.strides = {number: kind[3] for number, kind in zip(self.order.more, kinds, strict=True) if kind[3]}
+        self.item_sizes = ITEM_SIZES[self.chunks.dtypes]
+        self.floating = FLOATING[self.chunks.dtypes]
+
+    def fits(self, writer: _native.StateWriter, shared: list[int], keys: list[bytes], more: list[Described]) -> bool:
+        """Whether it is that of another state, too."""
+        return self._more == (shared, keys, [each.kind for each in more]) and writer.alike(self._writer)
+
+
+def flatten(state: object, *, allow_pickle: bool = False, like: object = None) -> FlatState:
     """Describe ``state``: where each tensor's bytes are, and everything else as a document.
 
     No tensor is copied, but for those on other devices and views with gaps; the caller keeps the state unchanged until
-    the bytes are written.
+    the bytes are written. ``like`` is the outline of an earlier state, which is taken over when this one has the same.
 
     Raises:
         UnsupportedValue: Something in the state cannot be stored; the message says where it is and what to do.
@@ -49,7 +82,7 @@ def flatten(state: object, *, allow_pickle: bool = False) -> FlatState:
     writer = _Writer(state, allow_pickle)
     with paused_collection():
         writer.write()
-        return writer.flat()
+        return writer.flat(like if isinstance(like, Outline) else None)
 
 
 class _Writer:
@@ -107,39 +140,32 @@ class _Writer:
         except Unwritable as error:
             raise unsupported(value, path, str(error)) from error
 
-    def flat(self) -> FlatState:
+    def flat(self, like: Outline | None) -> FlatState:
         """Number the chunks, fill the holes, and hand everything over."""
         notes: list[str] = []
-        shared = self._out.shared([leaf.range for leaf in self._tensors if leaf.tensor.is_cpu and leaf.nbytes])
-        leaves = [*self._tensors, *(TensorLeaf(*self._out.leaf(number)) for number in shared)]
+        out = self._out
+        shared = out.shared([leaf.range for leaf in self._tensors if leaf.tensor.is_cpu and leaf.nbytes])
+        leaves = [*self._tensors, *(TensorLeaf(*out.leaf(number)) for number in shared)]
         leaves.sort(key=attrgetter("hole"))
         rows: list[Chunk | TensorLeaf | Blob] = [*chunks_of(leaves, notes), *self._blobs]
         self._notes += sorted(notes)  # they come in the order of addresses
         keys = [row.key.encode("utf-8", "surrogatepass") for row in rows]
-        order = self._out.order(shared, keys)
-        if order.twice is not None:
-            key = order.twice.decode("utf-8", "surrogatepass")
-            raise UnsupportedValue(f"two tensors in the state have the key {key!r}; a dict has keys of equal text")
         more = [described(row) for row in rows]
-        *columns, pointers = self._out.table(
-            order,
-            keys,
-            [each.row.code for each in more],
-            [list(each.sizes) for each in more],
-            [each.pointer for each in more],
-            [each.nbytes for each in more],
-        )
-        chunks = ChunkTable(*columns)
-        return FlatState(
-            chunks=chunks,
-            pointers=pointers,
-            strides={number: each.strides for number, each in zip(order.more, more, strict=True) if each.strides},
-            item_sizes=ITEM_SIZES[chunks.dtypes],
-            floating=FLOATING[chunks.dtypes],
-            owners=(self._out.tensors, [each.owner for each in more]),
-            document=self._out.document(order, texts(sorted(zip(order.more, rows, strict=True), key=itemgetter(0)))),
+        outline = like if like and like.fits(out, shared, keys, more) else Outline(out, shared, keys, more)
+        numbered = sorted(zip(outline.order.more, rows, strict=True), key=itemgetter(0))
+        flat = FlatState(
+            chunks=outline.chunks,
+            pointers=out.pointers(outline.order, [each.pointer for each in more]),
+            strides=outline.strides,
+            item_sizes=outline.item_sizes,
+            floating=outline.floating,
+            owners=(out.tensors, [each.owner for each in more]),
+            document=out.document(outline.order, texts(numbered)),
             notes=tuple(self._notes),
+            outline=outline,
         )
+        out.release()
+        return flat
 
     def _met(self, value: object) -> str:
         """Count a value whose identity is kept; the reference to it when it has been met before, else no text."""

@@ -177,6 +177,14 @@ class KeyFilter:
         self._used.update(found)
         return bool(found)
 
+    def below(self, path: Path) -> set[str] | None:
+        """The elements (as text) of what is wanted inside the container at ``path``; None when it may be anything."""
+        key = path.text()
+        lead = f"{key}/" if key else ""
+        if self._rules or any(key == whole or key.startswith(f"{whole}/") for whole in self._whole):
+            return None
+        return {whole[len(lead) :].split("/", 1)[0] for whole in self._whole if whole.startswith(lead)}
+
     def unused(self) -> list[str]:
         """The patterns that have matched nothing so far."""
         return [pattern for pattern in self.patterns if pattern not in self._used]

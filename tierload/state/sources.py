@@ -12,7 +12,7 @@ from tierload.state.dtypes import UINT8, DType
 from tierload.state.footprints import contiguous_strides
 from tierload.state.tensors import TensorLeaf
 
-__all__ = ["Blob", "described", "texts"]
+__all__ = ["Blob", "Described", "described", "texts"]
 
 
 class Blob(NamedTuple):
@@ -23,25 +23,22 @@ class Blob(NamedTuple):
     data: np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class _Described(NamedTuple):
-    """A chunk in numbers; ``owner`` keeps its memory."""
+class Described(NamedTuple):
+    """A chunk in numbers: what it is (dtype, sizes, bytes, strides in bytes) and where; ``owner`` keeps its memory."""
 
-    row: DType
-    sizes: tuple[int, ...]
+    kind: tuple[DType, tuple[int, ...], int, tuple[int, ...]]
     pointer: int
-    nbytes: int
-    strides: tuple[int, ...]
     owner: object
 
 
-def described(chunk: Chunk | TensorLeaf | Blob) -> _Described:
+def described(chunk: Chunk | TensorLeaf | Blob) -> Described:
     """A chunk as the store is given it."""
     if isinstance(chunk, TensorLeaf):
-        return _Described(chunk.row, chunk.shape, chunk.start, chunk.nbytes, (), chunk.tensor)
+        return Described((chunk.row, chunk.shape, chunk.nbytes, ()), chunk.start, chunk.tensor)
     if isinstance(chunk, Blob):
         nbytes = chunk.data.nbytes
-        return _Described(UINT8, (nbytes,), chunk.data.ctypes.data if nbytes else 0, nbytes, (), chunk.data)
-    return _Described(chunk.row, chunk.sizes, chunk.pointer, chunk.nbytes, chunk.strides, chunk.owner)
+        return Described((UINT8, (nbytes,), nbytes, ()), chunk.data.ctypes.data if nbytes else 0, chunk.data)
+    return Described((chunk.row, chunk.sizes, chunk.nbytes, chunk.strides), chunk.pointer, chunk.owner)
 
 
 def texts(chunks: Iterable[tuple[int, Chunk | TensorLeaf | Blob]]) -> list[tuple[int, str]]:

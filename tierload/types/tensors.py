@@ -87,7 +87,8 @@ class FlatState:
     ``pointers[i]`` addresses the contiguous bytes of chunk ``i``, which stay valid and unchanged while ``owners`` is
     alive; with ``strides[i]`` (in bytes, one for each of its sizes) the first of elements that lie apart.
     ``item_sizes`` and ``floating`` are what the codec splits into planes, and how. ``notes`` are remarks for the user,
-    such as layouts that are not restored.
+    such as layouts that are not restored. ``outline`` speeds up the flattening of the next state of the same structure,
+    whose ``chunks`` are then the same object.
     """
 
     chunks: ChunkTable
@@ -98,6 +99,7 @@ class FlatState:
     owners: object
     document: bytes
     notes: tuple[str, ...] = ()
+    outline: object = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

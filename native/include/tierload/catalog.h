@@ -96,6 +96,8 @@ class Catalog {
   const std::string& head_damage() const { return head_damage_; }
   // The same of any commit. Pages are not read.
   std::string check_commit(uint64_t txid) const;
+  // The manifest of a commit by one rank, verified: when the commit is the head, just now or, once, when a reader opened.
+  std::unique_ptr<Manifest> open_manifest(uint64_t txid);
 
   std::unique_ptr<Transaction> begin();
   // Sets (or removes) a small value; durable when it returns unless `sync` is false, then with the next durable record.
@@ -136,7 +138,10 @@ class Catalog {
   std::optional<JournalScan> scan(JournalName name, const StoreId* expected) const;
   Found find_journal(JournalName base, const StoreId* expected);
   void replay(const Found& found, bool for_writing);
-  void check_head();
+  // A reader keeps the manifest; while it lives, nobody can collect its files.
+  void check_head(bool keep);
+  CommitPtr commit_of(uint64_t txid) const;
+  std::string check(const Commit& commit, std::unique_ptr<Manifest>& manifest) const;
   void lock(bool take_over);
   void start_journal(JournalName name);
   void roll_if_long();
@@ -168,6 +173,7 @@ class Catalog {
   std::vector<std::string> warnings_;
   std::string damage_;
   std::string head_damage_;
+  std::unique_ptr<Manifest> head_manifest_;  // of a reader's open, for the first who asks
   std::string poison_;
   uint64_t queued_bytes_ = 0;
   int owner_ = 0;  // the process that opened for writing: a forked child holds no lock

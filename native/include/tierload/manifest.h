@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -109,6 +110,8 @@ class Manifest {
   Bytes state() const { return section<std::byte>(6); }
 
   std::string_view key(const ChunkRow& chunk) const;
+  // The number of the chunk with this key.
+  std::optional<uint64_t> find(std::string_view key) const;
   // The key of the (first) chunk that page `row` belongs to, for messages.
   std::string key_of_page(uint64_t row) const;
 
