@@ -2,7 +2,7 @@
 # The init of a user-mode Linux: one workload on a file system whose writes dm-log-writes logs. blocklog.py starts it.
 #
 # Its root is the host's, read-only. From the kernel's command line it has, as variables: `scratch`, a directory of the
-# host with this script, the program and the shim; `fs`, `seed`, `operations`; `lie` for the shim; `modules`. ubda has
+# host with this script, the program and the shim; `fs`, `seed`, `operations`; `lie` and `liar` for the shim; `modules`. ubda has
 # the file system and ubdb becomes the log. What was begun and acknowledged goes into the log as marks, at once. In
 # `scratch`, `ended` gets the exit code of the workload and `output` what it said.
 set -eu
@@ -27,7 +27,7 @@ done </mnt/lines >/mnt/answers &
 
 code=0
 if [ -n "$lie" ]; then
-  export TIERLOAD_SHIM_DIR=/mnt/disk TIERLOAD_SHIM_LIE="$lie" LD_PRELOAD=/mnt/scratch/shim.so
+  export TIERLOAD_SHIM_DIR="/mnt/disk/$liar" TIERLOAD_SHIM_LIE="$lie" LD_PRELOAD=/mnt/scratch/shim.so
 fi
 /mnt/scratch/tierload_workload run /mnt/disk/store "$seed" "$operations" /mnt/lines --direct --ask \
   <>/mnt/answers >/mnt/scratch/output 2>&1 || code=$?

@@ -115,7 +115,7 @@ case ${1:-all} in
     mutants 60 # a limit: each takes a second or two
     power_cuts ext4 --seeds 1 --points 15 --recoveries 1
     kills --seeds 1 --points 50 --recoveries 1 --errors ''
-    block_log ext4 --seeds 1 --points 40 --lies fdatasync
+    block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
     enumerate 100 1000 0
     echo
     table
