@@ -167,6 +167,7 @@ def left(pending: list[Entry], last: Entry, chance: random.Random) -> Iterator[t
 
 def torn(write: Entry, chance: random.Random) -> Writes:
     """A part of a write: some sectors; for the file system's own, some blocks, which it takes to be written whole."""
-    unit = BLOCK if write.flags & METADATA else SECTOR
+    own = write.flags & METADATA or write.offset == 0  # ext4 does not mark its superblock
+    unit = BLOCK if own else SECTOR
     parts = range(0, len(write.data), unit)
     return [(write.offset + at, write.data[at : at + unit]) for at in parts if chance.random() < 0.5]
