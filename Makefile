@@ -92,8 +92,8 @@ format: $(VENV)/.stamp-package ## ruff and clang-format, in place
 	ruff format
 	clang-format -i $(NATIVE_SOURCES)
 
-crash: build ## the long crash tests: power cuts, kills, seeded mutants
-	@$(call apt,xfsprogs)
+crash: build ## the long crash tests: power cuts, kills, block logs, seeded mutants
+	@$(call apt,xfsprogs user-mode-linux dmsetup kmod)
 	tests/crash/run.sh
 
 fuzz: $(VENV)/.stamp-package ## every fuzzer for FUZZ_SECONDS (60)

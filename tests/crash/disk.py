@@ -20,9 +20,9 @@ from types import TracebackType
 
 ZRAM = Path("/sys/class/zram-control")
 DISK_BYTES = 400 << 20  # XFS wants 300 MB at least; zram and tmpfs take only what is written
-MKFS = {
-    "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
-    "xfs": ["mkfs.xfs", "-q", "-f"],
+MKFS = {  # zram has blocks of 4 KiB
+    "ext4": ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+    "xfs": ["mkfs.xfs", "-q", "-f", "-s", "size=4096"],
 }
 SHUTDOWN = 0x8004587D  # _IOR('X', 125, u32)
 WITHOUT_LOG_FLUSH = 2

@@ -213,6 +213,7 @@ def main() -> int:
     """Runs everything on one file system."""
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--fs", choices=MKFS, default="ext4")
+    options.add_argument("--recoveries", type=int, default=8, help="crashed stores whose recovery is crashed as well")
     asked = options.parse_args()
     end_cleanly()
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)

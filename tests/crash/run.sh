@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The crash tests: enumeration on the simulated file system, seeded mistakes, power cuts on real file systems, kills.
+# The crash tests: enumeration on the simulated file system, seeded mistakes, power cuts on real file systems, kills,
+# and block by block where io_uring writes.
 #
 #   run.sh smoke   a part of each, about 2 minutes; part of `make test`
 #   run.sh         everything, `make crash`; the table also goes to bench/results/crash.txt
@@ -62,15 +63,23 @@ mutants() { # seconds for each, at most
     "$(number 'mutants,')" $((SECONDS - start)) "bad: not found"
 }
 
-power_cuts() { # file system, options
-  local status=0 fs=$1
-  shift
-  python3 tests/crash/powercut.py --fs "$fs" --rows "$rows" "$@" | tee "$output" || status=$?
+on_file_system() { # script, test, file system, options
+  local status=0 script=$1 test=$2 fs=$3
+  shift 3
+  python3 "tests/crash/$script" --fs "$fs" --rows "$rows" "$@" | tee "$output" || status=$?
   if [ "$status" = 5 ]; then
-    skip "power cut, $fs" "$(tail -n 1 "$output")"
+    skip "$test, $fs" "$(tail -n 1 "$output")"
   elif [ "$status" != 0 ]; then
     failed=1
   fi
+}
+
+power_cuts() { # file system, options
+  on_file_system powercut.py "power cut" "$@"
+}
+
+block_log() { # file system, options
+  on_file_system blocklog.py "block log" "$@"
 }
 
 kills() { # options
@@ -106,6 +115,7 @@ case ${1:-all} in
     mutants 60 # a limit: each takes a second or two
     power_cuts ext4 --seeds 1 --points 15 --recoveries 1
     kills --seeds 1 --points 50 --recoveries 1 --errors ''
+    block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
     enumerate 100 1000 0
     echo
     table
@@ -116,6 +126,8 @@ case ${1:-all} in
     kills --seeds "$seeds"
     power_cuts ext4 --seeds "$seeds"
     power_cuts xfs --seeds "$seeds"
+    block_log ext4 --seeds "$seeds"
+    block_log xfs --seeds "$seeds"
     mutants "${CRASH_MUTANT_SECONDS:-60}"
     enumerate "${CRASH_SECONDS:-600}" 1000 "${CRASH_STATES:-1000000}"
     echo

@@ -67,6 +67,7 @@ class Workload:
     operations: int
     log: Path
     watched: Path  # calls below this directory are counted; above the store, so that its parents' syncs are, too
+    options: tuple[str, ...] = ()
 
     def run(self, **settings: str) -> Ended:
         """Makes the workload, under the shim when there are settings for it."""
@@ -100,7 +101,7 @@ class Workload:
             environment["LD_PRELOAD"] = str(self.shim)
             environment["TIERLOAD_SHIM_DIR"] = str(self.watched)
             environment |= {f"TIERLOAD_SHIM_{name.upper()}": text for name, text in settings.items()}
-        command = [self.binary, verb, self.store, str(self.seed), str(self.operations), self.log]
+        command = [self.binary, verb, self.store, str(self.seed), str(self.operations), self.log, *self.options]
         try:
             done = subprocess.run(
                 command,
@@ -168,7 +169,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--first-seed", type=int, default=1)
     options.add_argument("--operations", type=int, default=12)
     options.add_argument("--points", type=int, default=0, help="at most so many per workload, spread; 0: every call")
-    options.add_argument("--recoveries", type=int, default=8, help="crashed stores whose recovery is crashed as well")
     options.add_argument("--rows", type=Path, help="append results to this file, tab-separated")
     options.add_argument("--build", type=Path, default=ROOT / "build" / "release" / "native")
     return options
@@ -187,10 +187,10 @@ def scratch() -> Path:
     return Path(tempfile.mkdtemp(prefix="tierload-crash-", dir=shm if os.access(shm, os.W_OK) else None))
 
 
-def compile_shim(into: Path) -> Path:
-    """Compiles the shim."""
-    shim = into / "shim.so"
-    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", "-o", shim, SHIM, "-ldl"]
+def compile_shim(into: Path, source: Path = SHIM) -> Path:
+    """Compiles the shim, or another library to preload."""
+    shim = into / f"{source.stem}.so"
+    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", "-o", shim, source, "-ldl"]
     subprocess.run(command, check=True)
     return shim
 
