@@ -38,8 +38,8 @@ _ADVICE = (
 
 
 class Outline:
-    """The chunks of a flattened state, wherever its memory was: a state of the same keys, dtypes and shapes has the same
-    outline."""
+    """The chunks of a flattened state, wherever its memory was; those of another state with the same keys, dtypes and
+    shapes are the same."""
 
     def __init__(
         self, writer: _native.StateWriter, shared: list[int], keys: list[bytes], more: list[Described]
