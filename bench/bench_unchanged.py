@@ -46,7 +46,7 @@ def test_unchanged(benchmark, scale, folder, keep, request, which):
             "save": Task(lambda: written.append(store.save(state).written_pages)),
             "flushes": Task(flushes.commit),
             "hashing": Task(hash_all),
-            "planning": Task(lambda: plan_pages(flatten(state).chunks, 1 << 20, 1 << 15)),
+            "planning": Task(lambda: plan_pages(flatten(state), 1 << 20, 1 << 15)),
         },
         rounds=scale.of(11, 1),
     )
