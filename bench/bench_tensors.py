@@ -15,6 +15,7 @@ from bench.measuring import CPU, Figure, Result, Task, interleave, median, ratio
 from bench.stage import ROOT, environment
 from bench.versus import torch_save_durably
 from tierload.layout import ManifestTable, plan_pages
+from tierload.layout.rows import PAGE_ROW
 from tierload.types import ChunkTable, Destinations, FlatState
 
 _MIB = 1 << 20
