@@ -17,6 +17,7 @@ namespace tierload {
 namespace {
 
 constexpr uint64_t write_call_bytes = 8u << 20;
+constexpr uint64_t little_bytes = 1u << 20;  // done in the time that threads take to start
 constexpr uint64_t slot_bytes_max = 64u << 20;  // raw bytes of all pages on their way; scratch is about twice that
 
 // Four pages a worker keep everybody busy, as far as memory allows.
@@ -83,9 +84,9 @@ class PageWriter {
   }
 
   WriteResult run() {
-    if (options_.threads == 0) {
+    if (options_.threads == 0 || bytes_left_ < little_bytes) {
       for (size_t page = 0; page < sources_.size(); ++page) {
-        prepare(page, slots_[0]);
+        prepare(page, slot(page));
         place(page);
         flush();
         done(page, page + 1);

@@ -44,7 +44,13 @@ class Line:
             restored = record.source if record.rollback else 0
             place = bisect_left(order, below)
             at = order[place - 1] if place else 0
-        self._members = frozenset(self.txids)
+        self._members = set(self.txids)
+
+    def append(self, txid: int) -> None:
+        """A commit that is no rollback has been added: it continues the head's line, and is the head."""
+        self.txids.insert(0, txid)
+        self.positions.insert(0, txid)
+        self._members.add(txid)
 
     def __contains__(self, txid: object) -> bool:
         return txid in self._members

@@ -42,6 +42,13 @@ class CatalogView:
         for tag, txid in self.tags.items():
             self._tags_of.setdefault(txid, []).append(tag)
 
+    def append(self, record: _native.CommitRecord) -> None:
+        """A commit without tags has been added to the store; it is the head now."""
+        for txid in self.line.txids[:1]:
+            self._made.pop(txid, None)  # it said that it was the head
+        self._records[record.txid] = record
+        self.line.append(record.txid)
+
     def __contains__(self, txid: object) -> bool:
         return txid in self._records
 

@@ -274,7 +274,10 @@ class Store:
                 tags=tags,
             )
             self._plan = saved.plan
-            commit = self._view().find(commit=saved.record.id)
+            if not tags:
+                view.append(saved.record)
+                self._cached = (self._native.last_lsn, view)
+            commit = self._view()[saved.record.txid]
         return SaveReport(
             commit=commit,
             seconds=time.perf_counter() - start,
@@ -397,7 +400,11 @@ class Store:
         becomes durable with the next commit or synced record. A rollback brings back the value of its time."""
         document = values.encode_recorded(key, value, step)
         with self._lock:
-            return self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
+            known = self._cached is not None and self._cached[0] == self._native.last_lsn
+            lsn = self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
+            if known and self._cached is not None:  # commits and tags are what they were
+                self._cached = (self._native.last_lsn, self._cached[1])
+            return lsn
 
     def recorded(self, *, lsn: int | None = None) -> dict[str, object]:
         """The value of every recorded key, now or as it was at an LSN.
