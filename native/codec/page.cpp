@@ -5,6 +5,7 @@
 // float pages the leading planes are RAW and never move. The header goes right before the first plane at the end.
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 
 #include "codec/entropy.h"
@@ -30,7 +31,16 @@ enum class Outlook {
   open,       // only a trial shows what is best
 };
 
-Outlook judge(const ByteStatistics& statistics, bool floating) {
+constexpr size_t cache_line = 64;
+
+// The first place at or after `from` in `bytes` that begins a cache line.
+size_t aligned_from(Bytes bytes, size_t from) {
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data()) + from;
+  return from + (cache_line - address % cache_line) % cache_line;
+}
+
+Outlook judge(Bytes sample, bool floating) {
+  const ByteStatistics statistics = count_bytes(sample);
   if (statistics.top_share == 1) return Outlook::one_value;
   if (statistics.entropy_bits > noise_bits) return Outlook::noise;
   return floating && statistics.top_share < mostly_one_value ? Outlook::skewed : Outlook::open;
@@ -45,16 +55,35 @@ PlanePointers plane_pointers(std::byte* first, size_t plane_bytes, size_t item_s
   return planes;
 }
 
-Outlooks judge_planes(Bytes raw, size_t item_size, bool floating, CodecScratch::Impl& scratch) {
+// The planes of a sample of the page, in the scratch; those behind the page's item size are empty.
+std::array<Bytes, item_size_max> sample_planes(Bytes raw, size_t item_size, bool rotate, Spread spread,
+                                               CodecScratch::Impl& scratch) {
   const MutableBytes room = scratch.sample.reserve(2 * sample_items_max * item_size_max);
-  const Bytes sample = sample_page(raw, item_size, room);
-  const size_t items = sample.size() / item_size;
+  const Bytes sample = sample_page(raw, item_size, spread, room);
   const PlanePointers planes =
       plane_pointers(room.data() + sample_items_max * item_size_max, sample_items_max, item_size);
-  split_planes(sample, floating && item_size > 1, std::span(planes).first(item_size));
+  split_planes(sample, rotate, std::span(planes).first(item_size));
+  std::array<Bytes, item_size_max> out;
+  for (size_t p = 0; p < item_size; ++p) out[p] = {planes[p], sample.size() / item_size};
+  return out;
+}
+
+// Random bytes, encrypted or compressed already, must cost next to nothing here.
+bool is_noise_at_a_glance(Bytes raw, size_t item_size, bool rotate, CodecScratch::Impl& scratch) {
+  if (raw.size() / item_size <= sample_items_max) return false;  // too short to be worth a look before the look
+  const auto planes = sample_planes(raw, item_size, rotate, glance_spread, scratch);
+  for (size_t p = item_size; p-- != 0;) {  // the top plane of numbers is never noise
+    if (!looks_random(planes[p])) return false;
+  }
+  return true;
+}
+
+Outlooks judge_planes(Bytes raw, size_t item_size, bool floating, bool rotate, CodecScratch::Impl& scratch) {
   Outlooks outlooks;
   outlooks.fill(Outlook::noise);
-  for (size_t p = 0; p < item_size; ++p) outlooks[p] = judge(count_bytes(Bytes(planes[p], items)), floating);
+  if (is_noise_at_a_glance(raw, item_size, rotate, scratch)) return outlooks;
+  const auto planes = sample_planes(raw, item_size, rotate, sample_spread, scratch);
+  for (size_t p = 0; p < item_size; ++p) outlooks[p] = judge(planes[p], floating);
   return outlooks;
 }
 
@@ -113,8 +142,10 @@ StoredPlane encode_plane(Bytes plane, Outlook outlook, Compression how, CodecScr
 Bytes encode_planes(Bytes raw, size_t item_size, bool rotate, const Outlooks& outlooks, Compression how,
                     CodecScratch::Impl& scratch) {
   const size_t plane_bytes = raw.size() / item_size;
-  const size_t first = header_bytes(item_size, item_size * frame_count(plane_bytes));
-  const MutableBytes page = scratch.page.reserve(first + raw.size());
+  const size_t header_room = header_bytes(item_size, item_size * frame_count(plane_bytes));
+  const MutableBytes page = scratch.page.reserve(header_room + cache_line + raw.size());
+  // Stores that cross cache lines would halve the speed of the widest vectors.
+  const size_t first = aligned_from(page, header_room);
   const PlanePointers planes = plane_pointers(page.data() + first, plane_bytes, item_size);
   split_planes(raw, rotate, std::span(planes).first(item_size));
 
@@ -144,9 +175,9 @@ Encoded encode_page(Bytes raw, uint8_t item_size, bool floating, Compression how
       raw.size() % item_size != 0) {
     return as_is;
   }
-  const Outlooks outlooks = judge_planes(raw, item_size, floating, *scratch.impl);
-  if (std::ranges::all_of(outlooks, [](Outlook outlook) { return outlook == Outlook::noise; })) return as_is;
   const bool rotate = floating && item_size > 1;
+  const Outlooks outlooks = judge_planes(raw, item_size, floating, rotate, *scratch.impl);
+  if (std::ranges::all_of(outlooks, [](Outlook outlook) { return outlook == Outlook::noise; })) return as_is;
   const Bytes encoded = encode_planes(raw, item_size, rotate, outlooks, how, *scratch.impl);
   if (encoded.size() > largest_that_pays(raw.size())) return as_is;
   return {Codec::planes, encoded};
