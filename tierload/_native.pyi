@@ -234,10 +234,19 @@ class Save:
     @property
     def written_pages(self) -> int: ...
 
+def encode_page(raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], item_size: int, floating: bool) -> tuple:
+    """
+    The codec's number and the stored bytes, as compression="fast" has them.
+    """
+
+def decode_page(stored: bytes, codec: int, item_size: int, into: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
 def tree_digest(data: bytes) -> tuple[int, int]: ...
 
 class DeviceRate:
-    """Bytes a second of one way to move data; see calibrate in storage.h."""
+    """
+    Bytes a second of one way to move data; see calibrate in tierload/device.h.
+    """
 
     @property
     def direct(self) -> bool: ...

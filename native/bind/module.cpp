@@ -39,6 +39,7 @@ NB_MODULE(_native, module) {
   bind_manifest(module);
   bind_store(module);
   bind_save(module);
+  bind_codec(module);
   module.def(
       "tree_digest",
       [](const nb::bytes& data) {
