@@ -55,36 +55,52 @@ PlanePointers plane_pointers(std::byte* first, size_t plane_bytes, size_t item_s
   return planes;
 }
 
-// The planes of a sample of the page, in the scratch; those behind the page's item size are empty.
-std::array<Bytes, item_size_max> sample_planes(Bytes raw, size_t item_size, bool rotate, Spread spread,
-                                               CodecScratch::Impl& scratch) {
-  const MutableBytes room = scratch.sample.reserve(2 * sample_items_max * item_size_max);
-  const Bytes sample = sample_page(raw, item_size, spread, room);
-  const PlanePointers planes =
-      plane_pointers(room.data() + sample_items_max * item_size_max, sample_items_max, item_size);
+// What a sample of the page says about all of it.
+struct Guess {
+  bool rotate = false;
+  Outlooks outlooks;
+};
+
+// Splits a sample, in the scratch; planes behind the item size are empty.
+std::array<Bytes, item_size_max> split_sample(Bytes sample, size_t item_size, bool rotate, MutableBytes room) {
+  const PlanePointers planes = plane_pointers(room.data(), sample_items_max, item_size);
   split_planes(sample, rotate, std::span(planes).first(item_size));
   std::array<Bytes, item_size_max> out;
   for (size_t p = 0; p < item_size; ++p) out[p] = {planes[p], sample.size() / item_size};
   return out;
 }
 
-// Random bytes, encrypted or compressed already, must cost next to nothing here.
-bool is_noise_at_a_glance(Bytes raw, size_t item_size, bool rotate, CodecScratch::Impl& scratch) {
-  if (raw.size() / item_size <= sample_items_max) return false;  // too short to be worth a look before the look
-  const auto planes = sample_planes(raw, item_size, rotate, glance_spread, scratch);
-  for (size_t p = item_size; p-- != 0;) {  // the top plane of numbers is never noise
-    if (!looks_random(planes[p])) return false;
+// Where all signs are equal, as in AdamW's second moment, rotation would leave 7 bits of noise and a constant one in
+// the plane below the exponent's: 12% of it to save, by Huffman codes that take longest of all to decode. Without
+// rotation that plane is 8 bits of noise and stored as it is, and the exponent's plane is smaller by as much: pages are
+// 0.2% larger and decode 2.3 times as fast.
+bool has_both_signs(Bytes sample, size_t item_size) {
+  unsigned any = 0;
+  unsigned all = 0xFF;
+  for (size_t top = item_size - 1; top < sample.size(); top += item_size) {
+    any |= std::to_integer<unsigned>(sample[top]);
+    all &= std::to_integer<unsigned>(sample[top]);
   }
-  return true;
+  return ((any ^ all) & 0x80) != 0;
 }
 
-Outlooks judge_planes(Bytes raw, size_t item_size, bool floating, bool rotate, CodecScratch::Impl& scratch) {
-  Outlooks outlooks;
-  outlooks.fill(Outlook::noise);
-  if (is_noise_at_a_glance(raw, item_size, rotate, scratch)) return outlooks;
-  const auto planes = sample_planes(raw, item_size, rotate, sample_spread, scratch);
-  for (size_t p = 0; p < item_size; ++p) outlooks[p] = judge(planes[p], floating);
-  return outlooks;
+Guess guess(Bytes raw, size_t item_size, bool floating, Compression how, CodecScratch::Impl& scratch) {
+  constexpr size_t half = sample_items_max * item_size_max;
+  const MutableBytes room = scratch.sample.reserve(2 * half);
+  Guess guess;
+  guess.outlooks.fill(Outlook::noise);
+  // Random bytes, encrypted or compressed already, must cost next to nothing; short pages are not worth two looks.
+  if (raw.size() / item_size > sample_items_max) {
+    const Bytes glance = sample_page(raw, item_size, glance_spread, room);
+    const auto planes = split_sample(glance, item_size, false, room.subspan(half));
+    // From the top, which is the least random plane of numbers.
+    if (std::all_of(planes.rend() - static_cast<std::ptrdiff_t>(item_size), planes.rend(), looks_random)) return guess;
+  }
+  const Bytes sample = sample_page(raw, item_size, sample_spread, room);
+  guess.rotate = floating && item_size > 1 && (how == Compression::small || has_both_signs(sample, item_size));
+  const auto planes = split_sample(sample, item_size, guess.rotate, room.subspan(half));
+  for (size_t p = 0; p < item_size; ++p) guess.outlooks[p] = judge(planes[p], floating);
+  return guess;
 }
 
 // A few long runs of a plane, so that repeats show. All of a short one.
@@ -175,8 +191,7 @@ Encoded encode_page(Bytes raw, uint8_t item_size, bool floating, Compression how
       raw.size() % item_size != 0) {
     return as_is;
   }
-  const bool rotate = floating && item_size > 1;
-  const Outlooks outlooks = judge_planes(raw, item_size, floating, rotate, *scratch.impl);
+  const auto [rotate, outlooks] = guess(raw, item_size, floating, how, *scratch.impl);
   if (std::ranges::all_of(outlooks, [](Outlook outlook) { return outlook == Outlook::noise; })) return as_is;
   const Bytes encoded = encode_planes(raw, item_size, rotate, outlooks, how, *scratch.impl);
   if (encoded.size() > largest_that_pays(raw.size())) return as_is;

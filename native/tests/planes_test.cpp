@@ -181,6 +181,24 @@ TEST_CASE("random bytes never grow, whatever they are said to be") {
   }
 }
 
+TEST_CASE("numbers of one sign are not rotated: the plane below the exponent's is noise then") {
+  std::mt19937 random(19);
+  CodecScratch scratch;
+  for (const uint8_t item_size : std::span(item_sizes).subspan(1)) {
+    std::vector<Byte> signs = numbers(1 << 16, item_size, random);
+    std::vector<Byte> positive = signs;
+    for (size_t top = item_size - 1u; top < positive.size(); top += item_size) positive[top] &= 0x7F;
+    const auto transform = [&](const std::vector<Byte>& numbers, Compression how) {
+      return std::to_integer<int>(
+          encode_page(std::as_bytes(std::span(numbers)), item_size, true, how, scratch).bytes[1]);
+    };
+    CHECK(transform(signs, Compression::fast) == 1);
+    CHECK(transform(positive, Compression::fast) == 0);
+    CHECK(transform(positive, Compression::small) == 1);
+    CHECK(comes_back(std::as_bytes(std::span(positive)), item_size, true, Compression::fast));
+  }
+}
+
 TEST_CASE("a page that is random in most places is still looked at") {
   std::mt19937 random(17);
   CodecScratch scratch;
