@@ -217,7 +217,7 @@ void LiteralDecoder::fill_tables(std::span<const uint8_t> weights, unsigned code
 }
 
 bool LiteralDecoder::decode(Bytes frame, MutableBytes out) {
-  static const Run run_streams = choose();
+  static const Run chosen = choose();
   const auto block = only_block(frame, out.size());
   if (!block) return false;
   const auto literals = only_literals(*block, out.size());
@@ -238,7 +238,7 @@ bool LiteralDecoder::decode(Bytes frame, MutableBytes out) {
     streams[s] = {stored.data(), word, (load<uint64_t>(word) | 1) << unused, to, end};
   }
   const uint64_t* const runs = &runs_[size_t{1} << table_bits];
-  run_streams(streams.data(), runs);
+  (plain_ ? run_plain : chosen)(streams.data(), runs);
   for (Stream& stream : streams) {
     while (stream.out != stream.out_end) {
       stream.refill();

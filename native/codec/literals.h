@@ -10,6 +10,9 @@ namespace tierload {
 
 class LiteralDecoder {
  public:
+  // `plain`: with no instruction that a processor may lack; for tests.
+  explicit LiteralDecoder(bool plain = false) : plain_(plain) {}
+
   // Decodes `frame` into exactly `out`. Returns false, with anything in `out`, when the frame is of another kind or has
   // a fault: then it is zstd's to decode or to refuse. The input may be hostile.
   bool decode(Bytes frame, MutableBytes out);
@@ -17,6 +20,7 @@ class LiteralDecoder {
  private:
   void fill_tables(std::span<const uint8_t> weights, unsigned code_bits);
 
+  const bool plain_;
   // What the next k bits of a stream hold, for each k up to 11: the codes that fit, as a run of symbols. The table of k
   // begins at 2^k. In byte 0 of a run its length in bits, in byte 1 in symbols, from byte 2 on the symbols.
   std::array<uint64_t, 2 << 11> runs_;

@@ -40,10 +40,12 @@ TEST_CASE("exponents take the fast way and come back") {
     for (const size_t size :
          {size_t{2000}, size_t{32768}, size_t{65535}, size_t{65792}, size_t{100'001}, frame_bytes}) {
       const Vector content = exponents(size, spread, random);
-      LiteralDecoder literals;
-      Vector back(size);
-      CHECK(literals.decode(compressed(content), back));
-      CHECK(back == content);
+      for (const bool plain : {false, true}) {
+        LiteralDecoder literals(plain);
+        Vector back(size);
+        CHECK(literals.decode(compressed(content), back));
+        CHECK(back == content);
+      }
     }
   }
 }
