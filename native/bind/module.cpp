@@ -47,7 +47,8 @@ NB_MODULE(_native, module) {
         return nb::make_tuple(digest.low, digest.high);
       },
       nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
-  nb::class_<DeviceRate>(module, "DeviceRate", "Bytes a second of one way to move data; see calibrate in tierload/device.h.")
+  nb::class_<DeviceRate>(module, "DeviceRate",
+                         "Bytes a second of one way to move data; see calibrate in tierload/device.h.")
       .def_ro("direct", &DeviceRate::direct)
       .def_ro("block_bytes", &DeviceRate::block_bytes)
       .def_ro("depth", &DeviceRate::depth)
