@@ -112,11 +112,11 @@ def test_random(benchmark, scale, folder, memory, keep):
     result = Result(
         "codec-random",
         "Random bytes saved with and without compression",
-        "128 MiB of random float32 bits and of random bytes, new in each round, saved on one thread into a store in "
+        "32 MiB of random float32 bits and of random bytes, new in each round, saved on one thread into a store in "
         "memory, so that hashing and copying are all that there is beside the codec. CPU time.",
         folder,
     )
-    nbytes = scale.of(1 << 27, 1 << 21)
+    nbytes = scale.of(1 << 25, 1 << 21)
     random = torch.from_numpy(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
     states = {"float32": {"w": random.view(torch.float32)}, "uint8": {"w": random}}
     stores = {}
@@ -127,7 +127,7 @@ def test_random(benchmark, scale, folder, memory, keep):
             store = stores[f"{kind}, {how}"] = tierload.open(memory / kind / how, mode="w", settings=settings)
             save = Task(lambda s=store, w=state: s.save(w), after=lambda s=store: s.collect(keep=1))
             tasks[f"{kind}, {how}"] = save
-    samples = interleave(benchmark, tasks, rounds=scale.of(25, 1), change=lambda: random.bitwise_xor_(0x5A))
+    samples = interleave(benchmark, tasks, rounds=scale.of(101, 1), change=lambda: random.bitwise_xor_(0x5A))
     result.samples = samples
     for kind in states:
         share = ratios(samples[f"{kind}, fast{CPU}"], samples[f"{kind}, off{CPU}"])
