@@ -132,18 +132,18 @@ void check_zstd(Bytes frame, size_t content, FramePosition position) {
   }
 }
 
-// Where a LiteralDecoder is worth its tables: in long frames, and with codes of 6 bits or less on average, two to a
-// look-up. zstd is as fast with longer ones.
-bool has_short_codes(Bytes frame, MutableBytes out) {
+// Where a LiteralDecoder is worth its tables: in long frames, and with codes of 6.5 bits or less on average, of which
+// look-ups still give two as a rule.
+bool suits_literal_decoder(Bytes frame, MutableBytes out) {
   constexpr size_t shortest = 32 * 1024;
-  return out.size() >= shortest && frame.size() <= out.size() / 4 * 3;
+  return out.size() >= shortest && frame.size() <= out.size() / 16 * 13;
 }
 
 }  // namespace
 
 void FrameCoder::decode(PlaneKind kind, Bytes frame, MutableBytes out, FramePosition position) {
   if (kind == PlaneKind::lz4) return decode_lz4(frame, out, position);
-  if (has_short_codes(frame, out) && contexts_->literals.decode(frame, out)) return;
+  if (suits_literal_decoder(frame, out) && contexts_->literals.decode(frame, out)) return;
   check_zstd(frame, out.size(), position);
   if (contexts_->decompressor == nullptr) {
     contexts_->decompressor.reset(ZSTD_createDCtx());

@@ -12,11 +12,13 @@
 namespace tierload {
 namespace {
 
-constexpr unsigned table_bits = 11;    // the longest code in literals
-constexpr unsigned lookups = 5;        // 55 bits at the most, of the 56 that a refilled word has
+// The longest code has 11 bits. A table of 12, which fills a first-level cache of 32 KiB, gives two long codes at once.
+constexpr unsigned short_table = 11;
+constexpr unsigned long_table = 12;
+constexpr unsigned word_bits = 56;     // that can be taken of a refilled word
 constexpr unsigned run_symbols = 6;    // at most, of one look-up: what an entry of the table has room for
 constexpr unsigned streams_count = 4;  // always
-constexpr size_t round_bytes = lookups * run_symbols;
+constexpr size_t round_bytes = word_bits / short_table * run_symbols;
 constexpr size_t round_input = 7;  // so far down the place of the next word moves at the most
 
 template <typename Word>
@@ -52,8 +54,9 @@ struct Stream {
 };
 
 // Whole rounds of `count` streams in turn, so that their lookups do not wait for each other.
-template <size_t count>
+template <size_t count, unsigned table_bits>
 [[gnu::always_inline]] inline void run(Stream* streams, const uint64_t* runs) {
+  constexpr unsigned lookups = word_bits / table_bits;
   const std::byte* word[count];
   uint64_t bits[count];
   std::byte* out[count];
@@ -91,27 +94,34 @@ template <size_t count>
   }
 }
 
+template <unsigned table_bits>
+[[gnu::always_inline]] inline void run_all(Stream* streams, const uint64_t* runs) {
+  run<streams_count, table_bits>(streams, runs);
+  for (size_t s = 0; s < streams_count; ++s) run<1, table_bits>(streams + s, runs);
+}
+
+template <unsigned table_bits>
 void run_plain(Stream* streams, const uint64_t* runs) {
-  run<streams_count>(streams, runs);
-  for (size_t s = 0; s < streams_count; ++s) run<1>(streams + s, runs);
+  run_all<table_bits>(streams, runs);
 }
 
 using Run = void (*)(Stream*, const uint64_t*);
 
 #if defined(__x86_64__)
 // The same with shifts by any register.
+template <unsigned table_bits>
 [[gnu::target("bmi,bmi2")]] void run_bmi2(Stream* streams, const uint64_t* runs) {
-  run<streams_count>(streams, runs);
-  for (size_t s = 0; s < streams_count; ++s) run<1>(streams + s, runs);
+  run_all<table_bits>(streams, runs);
 }
 #endif
 
-Run choose() {
+template <unsigned table_bits>
+Run choose([[maybe_unused]] bool plain) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")) return run_bmi2;
+  if (!plain && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")) return run_bmi2<table_bits>;
 #endif
-  return run_plain;
+  return run_plain<table_bits>;
 }
 
 // The literals section of a frame that is nothing else. Its parts are bounded, not checked.
@@ -179,10 +189,10 @@ uint64_t put_before(uint64_t run, uint64_t code) {
 
 }  // namespace
 
-void LiteralDecoder::fill_tables(std::span<const uint8_t> weights, unsigned code_bits) {
-  std::fill(runs_.begin(), runs_.end(), 0);
+void LiteralDecoder::fill_tables(std::span<const uint8_t> weights, unsigned code_bits, unsigned table_bits) {
+  std::fill_n(runs_.begin(), size_t{2} << table_bits, 0);
   // The smallest weight, which is the longest code, comes first; equal ones in the order of their symbols.
-  size_t place = 0;                                     // of the code, among all values of 11 bits
+  size_t place = 0;                                     // of the code, among all values of table_bits
   std::array<std::pair<uint8_t, uint16_t>, 256> codes;  // symbol and place
   size_t count = 0;
   for (unsigned weight = 1; weight <= code_bits; ++weight) {
@@ -217,7 +227,6 @@ void LiteralDecoder::fill_tables(std::span<const uint8_t> weights, unsigned code
 }
 
 bool LiteralDecoder::decode(Bytes frame, MutableBytes out) {
-  static const Run chosen = choose();
   const auto block = only_block(frame, out.size());
   if (!block) return false;
   const auto literals = only_literals(*block, out.size());
@@ -227,7 +236,9 @@ bool LiteralDecoder::decode(Bytes frame, MutableBytes out) {
 
   const size_t quarter = (out.size() + 3) / 4;
   if (3 * quarter > out.size()) return false;
-  fill_tables(std::span(weights->values).first(weights->count), weights->code_bits);
+  const bool long_codes = frame.size() > out.size() / 32 * 23;  // 5.75 bits on average
+  const unsigned table_bits = long_codes ? long_table : short_table;
+  fill_tables(std::span(weights->values).first(weights->count), weights->code_bits, table_bits);
   std::array<Stream, streams_count> streams;
   for (size_t s = 0; s < streams_count; ++s) {
     const Bytes stored = literals->streams[s];
@@ -238,7 +249,7 @@ bool LiteralDecoder::decode(Bytes frame, MutableBytes out) {
     streams[s] = {stored.data(), word, (load<uint64_t>(word) | 1) << unused, to, end};
   }
   const uint64_t* const runs = &runs_[size_t{1} << table_bits];
-  (plain_ ? run_plain : chosen)(streams.data(), runs);
+  (long_codes ? choose<long_table>(plain_) : choose<short_table>(plain_))(streams.data(), runs);
   for (Stream& stream : streams) {
     while (stream.out != stream.out_end) {
       stream.refill();

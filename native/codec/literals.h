@@ -18,12 +18,13 @@ class LiteralDecoder {
   bool decode(Bytes frame, MutableBytes out);
 
  private:
-  void fill_tables(std::span<const uint8_t> weights, unsigned code_bits);
+  void fill_tables(std::span<const uint8_t> weights, unsigned code_bits, unsigned table_bits);
 
   const bool plain_;
-  // What the next k bits of a stream hold, for each k up to 11: the codes that fit, as a run of symbols. The table of k
-  // begins at 2^k. In byte 0 of a run its length in bits, in byte 1 in symbols, from byte 2 on the symbols.
-  std::array<uint64_t, 2 << 11> runs_;
+  // What the next k bits of a stream hold, for each k up to that of the table: the codes that fit, as a run of symbols.
+  // The table of k begins at 2^k. In byte 0 of a run its length in bits, in byte 1 in symbols, from byte 2 on the
+  // symbols.
+  std::array<uint64_t, 2 << 12> runs_;
   std::array<uint8_t, 256> code_bits_;  // by symbol
 };
 
