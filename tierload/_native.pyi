@@ -328,6 +328,13 @@ def parse_nodes(document: bytes) -> object:
 def inner_nodes(container: dict[str, object] | list[object]) -> list[tuple[object, object]]:
     """Key or index, and node, of the members that may hold others."""
 
+def encode_page(raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], item_size: int, floating: bool) -> tuple:
+    """
+    The codec's number and the stored bytes, as compression="fast" has them.
+    """
+
+def decode_page(stored: bytes, codec: int, item_size: int, into: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
 def tree_digest(data: bytes) -> tuple[int, int]: ...
 
 class DeviceRate:

@@ -46,6 +46,7 @@ NB_MODULE(_native, module) {
   bind_torch(module);
   bind_state_writer(module);
   bind_tensor_table(module);
+  bind_codec(module);
   module.def(
       "tree_digest",
       [](const nb::bytes& data) {
@@ -53,7 +54,8 @@ NB_MODULE(_native, module) {
         return nb::make_tuple(digest.low, digest.high);
       },
       nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
-  nb::class_<DeviceRate>(module, "DeviceRate", "Bytes a second of one way to move data; see calibrate in tierload/device.h.")
+  nb::class_<DeviceRate>(module, "DeviceRate",
+                         "Bytes a second of one way to move data; see calibrate in tierload/device.h.")
       .def_ro("direct", &DeviceRate::direct)
       .def_ro("block_bytes", &DeviceRate::block_bytes)
       .def_ro("depth", &DeviceRate::depth)

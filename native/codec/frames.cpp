@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "codec/literals.h"
 #include "tierload/error.h"
 
 namespace tierload {
@@ -61,6 +62,7 @@ struct FrameCoder::Contexts {
   std::array<Compressor, 4> compressors;  // by Method, made when first needed; LZ4's stays empty
   std::unique_ptr<std::byte[]> lz4_state;
   Decompressor decompressor;
+  LiteralDecoder literals;
 };
 
 FrameCoder::FrameCoder() : contexts_(std::make_unique<Contexts>()) {}
@@ -130,10 +132,18 @@ void check_zstd(Bytes frame, size_t content, FramePosition position) {
   }
 }
 
+// Where a LiteralDecoder is worth its tables: in long frames, and with codes of 6.5 bits or less on average, of which
+// look-ups still give two as a rule.
+bool suits_literal_decoder(Bytes frame, MutableBytes out) {
+  constexpr size_t shortest = 32 * 1024;
+  return out.size() >= shortest && frame.size() <= out.size() / 16 * 13;
+}
+
 }  // namespace
 
 void FrameCoder::decode(PlaneKind kind, Bytes frame, MutableBytes out, FramePosition position) {
   if (kind == PlaneKind::lz4) return decode_lz4(frame, out, position);
+  if (suits_literal_decoder(frame, out) && contexts_->literals.decode(frame, out)) return;
   check_zstd(frame, out.size(), position);
   if (contexts_->decompressor == nullptr) {
     contexts_->decompressor.reset(ZSTD_createDCtx());

@@ -30,8 +30,8 @@ struct Encoded {
 };
 
 // Encodes `raw` (at most 64 MiB). `item_size` is 1, 2, 4 or 8; `floating` says that items are floats of that size,
-// so that the sign is rotated out of the exponent. Falls back to raw when less than 2% would be saved, when
-// raw.size() is not a multiple of item_size, or with Compression::off. Never throws for any input bytes.
+// so that the sign is rotated out of the exponent where signs differ. Falls back to raw when less than 2% would be
+// saved, when raw.size() is not a multiple of item_size, or with Compression::off. Never throws for any input bytes.
 Encoded encode_page(Bytes raw, uint8_t item_size, bool floating, Compression how, CodecScratch& scratch);
 
 // Decodes `stored` into exactly `raw.size()` bytes. The input may be hostile: every bound is checked before any
