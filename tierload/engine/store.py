@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import socket
-import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
 
-from tierload import _native
-from tierload.catalog import CatalogView, choose_dropped, decode_text
-from tierload.engine import checking, comparing, devices, records, rolling, saving, values
-from tierload.engine.loading import fill, table_of
-from tierload.errors import (
-    CommitDropped,
-    CommitNotFound,
-    CorruptStore,
-    InvalidRequest,
-    KeyMismatch,
-    StoreIOError,
-    StoreNotFound,
-)
+from tierload.catalog import choose_dropped
+from tierload.engine import comparing, devices, rolling, saving, values
+from tierload.engine.opened import OpenStore, Which
+from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest
 from tierload.layout import PagePlan
-from tierload.settings import Settings
-from tierload.state import flatten, plan_bind, plan_load
-from tierload.types import (
-    Change,
-    ChunkInfo,
-    CollectReport,
-    Commit,
-    Difference,
-    RollbackPlan,
-    SaveReport,
-    VerifyReport,
-)
+from tierload.state import flatten
+from tierload.types import CollectReport, Commit, RollbackPlan, SaveReport
 
 __all__ = ["Store"]
 
-Which = int | str | Commit
-
 _MEASURE_FROM = 256 << 20  # a save of so many bytes is worth a second of measuring the device, once
-_THREADS_MAX = 16  # beyond it, memory traffic is the limit and buffers only grow
 
 
-class Store:
+class Store(OpenStore):
     """A store, open for reading (``mode="r"``) or for writing (``"w"``, which creates it and holds it until ``close``).
 
     A reader sees the commits that were durable when it was opened, and never blocks a writer. All methods may be called
@@ -64,54 +34,8 @@ class Store:
         UnsupportedFormat: A newer release wrote it.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        mode: Literal["r", "w"] = "r",
-        settings: Settings | None = None,
-        take_over: bool = False,
-        _faults: _native.Faults | None = None,
-    ) -> None:
-        if mode not in ("r", "w"):
-            raise InvalidRequest(f'mode is {mode!r}; use "r" to read or "w" to write')
-        self.path = os.fspath(path)
-        self.settings = settings or Settings()
-        self._lock = threading.RLock()
-        self._cached: tuple[int, CatalogView] | None = None
-        self._outline: object = None  # of the last state that was saved, and its plan
-        self._plan: PagePlan | None = None
-        known = devices.remembered(self.path) or devices.UNKNOWN
-        holder = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "command": os.path.basename(sys.argv[0]) if sys.argv else "",
-            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        }
-        try:
-            self._native = _native.Store(
-                path=self.path,
-                writable=mode == "w",
-                holder=json.dumps(holder),
-                take_over=take_over,
-                faults=_faults,
-                journal_roll_bytes=0,
-                block_bytes=known.block_bytes,
-                depth=known.depth if self.settings.io == "auto" else 0,
-            )
-        except StoreIOError as error:
-            if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
-                raise StoreNotFound(
-                    f"{self.path} holds no tierload store; tierload.save(state, path) makes one"
-                ) from None
-            raise
-        self.warnings = tuple(self._native.warnings)
-        self.damage = self._native.damage
-
-    @property
-    def _threads(self) -> int:
-        workers = self.settings.threads or min(len(os.sched_getaffinity(0)), _THREADS_MAX)
-        return workers if workers > 1 else 0  # one worker needs no thread of its own
+    _outline: object = None  # of the last state that was saved
+    _plan: PagePlan | None = None  # of its save
 
     def _device(self, nbytes: int) -> devices.Device:
         """What the store lies on; it is measured before the first large save."""
@@ -121,121 +45,6 @@ class Store:
             with contextlib.suppress(OSError):
                 known = devices.calibrate(self.path)
         return known or devices.UNKNOWN
-
-    @property
-    def io(self) -> str:
-        """How large data is moved: ``"direct"``, past the page cache with io_uring, or ``"buffered: <why>"``."""
-        why = self._native.stepped_down
-        return f"buffered: {why}" if why else "direct"
-
-    # What there is
-
-    def _view(self) -> CatalogView:
-        lsn = self._native.last_lsn
-        if self._cached is None or self._cached[0] != lsn:
-            self._cached = (lsn, CatalogView(self._native, values.decode_value))
-        return self._cached[1]
-
-    def commits(self) -> list[Commit]:
-        """All commits, newest first; those that a rollback left behind are ``superseded``."""
-        with self._lock:
-            return self._view().commits
-
-    def head(self) -> Commit | None:
-        """The newest commit: what ``load`` gives by default."""
-        with self._lock:
-            return self._view().head
-
-    def find(self, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Commit:
-        """One commit, by step on the head's line, by (the beginning of) its id, or by tag; the head without any.
-
-        Raises:
-            CommitNotFound: There is none; the message lists what there is.
-        """
-        with self._lock:
-            return self._view().find(step=step, commit=commit, tag=tag)
-
-    def _newest_whole(self) -> Commit:
-        """The head, or when its metadata is damaged, the newest commit of its line that is whole, with a warning."""
-        view = self._view()
-        head = view.find()
-        if self._native.head_damage:
-            problems = {txid: self._native.check_commit(txid) for txid in view.line.positions}
-            whole = next((view[txid] for txid, problem in problems.items() if not problem), head)
-            if whole != head:
-                skipped = "; ".join(
-                    f"{view[txid].id[:12]} (step {view[txid].step}): {problem}"
-                    for txid, problem in problems.items()
-                    if problem and txid > whole.txid
-                )
-                warnings.warn(
-                    f"{self.path}: loading commit {whole.id[:12]} (step {whole.step}), since newer ones are damaged: "
-                    f"{skipped}. `tierload rollback` makes it the head",
-                    stacklevel=3,
-                )
-                return whole
-        return head
-
-    def _find(self, which: Which) -> Commit:
-        """A step (int), or a tag or commit id (text)."""
-        view = self._view()
-        if isinstance(which, Commit):
-            return view.find(commit=which)
-        if isinstance(which, str):
-            return view.find(tag=which) if which in view.tags else view.find(commit=which)
-        return view.find(step=which)
-
-    def tags(self) -> dict[str, Commit]:
-        """Every tag and its commit."""
-        with self._lock:
-            view = self._view()
-            return {name: view[txid] for name, txid in sorted(view.tags.items())}
-
-    def keys(self, commit: Which | None = None) -> list[ChunkInfo]:
-        """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
-        with self._lock:
-            found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._manifest(found)).chunks.infos()
-
-    def info(self, key: str, commit: Which | None = None) -> ChunkInfo:
-        """What a commit (the head) holds under one key, without a look at the others.
-
-        Raises:
-            KeyMismatch: Nothing is stored under it.
-        """
-        with self._lock:
-            found = self._view().find() if commit is None else self._find(commit)
-            manifest = self._manifest(found)
-        number = manifest.find(key.encode("utf-8", "surrogatepass"))
-        if number is None:
-            raise KeyMismatch(
-                f"commit {found.id[:12]} (step {found.step}) has no tensor {key!r}; keys() lists those it has",
-                missing=[key],
-            )
-        return table_of(manifest).info(number)
-
-    def stored_bytes(self, commit: Which | None = None) -> int:
-        """How many bytes a commit (the head) has on disk, with what it shares with others."""
-        with self._lock:
-            found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._manifest(found)).stored_bytes()
-
-    def _manifest(self, commit: Commit) -> _native.Manifest:
-        try:
-            return self._native.manifest(commit.txid)
-        except CorruptStore:
-            if self._exists(commit):
-                raise
-        raise CommitDropped(f"commit {commit.id[:12]} was dropped by a collection meanwhile; open the store anew")
-
-    def _exists(self, commit: Commit) -> bool:
-        """Whether a commit is still there now. Only a reader can hold an old list: it looks again."""
-        if self._native.writable:
-            return True
-        with Store(self.path, mode="r") as now:
-            return any(other.id == commit.id for other in now.commits())
-
-    # Saving and loading
 
     def save(
         self,
@@ -290,58 +99,6 @@ class Store:
             notes=flat.notes,
         )
 
-    def load(
-        self,
-        *,
-        step: int | None = None,
-        commit: str | Commit | None = None,
-        tag: str | None = None,
-        into: object = None,
-        strict: bool = True,
-        cast: bool = False,
-        keys: str | Sequence[str] | None = None,
-        types: Sequence[type] = (),
-        allow_pickle: bool = False,
-    ) -> object:
-        """Loads a commit (the head) and verifies every byte of it: returns the state, or fills ``into`` in place and
-        returns a ``LoadReport``.
-
-        ``keys`` are patterns (``*``, ``?``); only pages that hold matching keys are read. ``cast`` allows conversion
-        between floating dtypes. ``types`` are the dataclasses, named tuples, enums and tensor subclasses that may
-        be rebuilt. In a target, a sparse tensor gets new indices and values and a nested one is exchanged, both staying
-        the same objects; the memory of all others is overwritten (docs/decisions/0009).
-
-        Raises:
-            KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
-            CorruptPage: A page is damaged; the error says where, and which keys of ``into`` had been overwritten.
-        """
-        patterns = [keys] if isinstance(keys, str) else keys
-        with self._lock:
-            if step is None and commit is None and tag is None:
-                found = self._newest_whole()
-            else:
-                found = self._view().find(step=step, commit=commit, tag=tag)
-            manifest = self._manifest(found)
-        table = table_of(manifest)
-        document = manifest.state.tobytes()
-        if into is None:
-            plan = plan_load(document, table.chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
-        else:
-            plan = plan_bind(
-                document,
-                table.chunks,
-                into,
-                strict=strict,
-                cast=cast,
-                keys=patterns,
-                types=types,
-                allow_pickle=allow_pickle,
-            )
-        fill(manifest, table, plan, found, self._threads)
-        return plan.finish()
-
-    # Going back
-
     def rollback(
         self,
         to: Which | None = None,
@@ -383,8 +140,6 @@ class Store:
             txid = rolling.commit_rollback(self._native, plan, past)
             return dataclasses.replace(plan, commit=self._view()[txid])
 
-    # Small things between commits
-
     def tag(self, name: str, commit: Which | None = None, *, remove: bool = False) -> None:
         """Names a commit (the head), moves the name, or removes it. A tagged commit is never collected."""
         with self._lock:
@@ -405,50 +160,6 @@ class Store:
             if known and self._cached is not None:  # commits and tags are what they were
                 self._cached = (self._native.last_lsn, self._cached[1])
             return lsn
-
-    def recorded(self, *, lsn: int | None = None) -> dict[str, object]:
-        """The value of every recorded key, now or as it was at an LSN.
-
-        Raises:
-            InvalidRequest: The history that is kept does not reach back to ``lsn``.
-        """
-        with self._lock:
-            found = self._native.values() if lsn is None else self._native.state_at(lsn).values
-        return {decode_text(k): values.decode_recorded(v)[0] for k, v in found.items()}
-
-    def history(self) -> Iterator[Change]:
-        """Every record of the journal that is kept, newest first."""
-        with self._lock:
-            yield from list(records.history(self._native, {c.id: c.step for c in self._view().commits}))
-
-    # Looking after it
-
-    def diff(self, a: Which, b: Which) -> Difference:
-        """What changed from commit ``a`` to ``b``, by digests; only pages of small tensors are read."""
-        with self._lock:
-            return comparing.compare(self._native, self._find(a), self._find(b), self._threads)
-
-    def verify(
-        self,
-        *,
-        full: bool = False,
-        commit: Which | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> VerifyReport:
-        """Checks the journal, every manifest (both copies) and segment, and every byte of the head's pages; of another
-        ``commit``'s instead, or with ``full`` of all commits'. Finds everything that is wrong; repairs nothing.
-        ``progress`` is called with numbers of bytes as they are read."""
-        with self._lock:
-            which = None if commit is None else self._find(commit)
-            return checking.verify(
-                self._native,
-                self._view(),
-                full=full,
-                commit=which,
-                threads=self._threads,
-                progress=progress,
-                exists=self._exists,
-            )
 
     def collect(
         self, *, keep: int | None = None, keep_every: int | None = None, dry_run: bool = False
@@ -472,30 +183,3 @@ class Store:
                 return CollectReport(dropped=dropped)
             result = self._native.collect([c.txid for c in dropped])
         return CollectReport(dropped, result.removed_files, result.freed_bytes, result.pinned)
-
-    # Ending
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._closed
-
-    _closed = False
-
-    def close(self) -> None:
-        """Lets go of the store; closing twice is fine. Records that were not synced are made durable."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
