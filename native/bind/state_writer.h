@@ -70,6 +70,7 @@ class StateWriter {
   void other(nb::handle value, const Place& place);
   bool refer(nb::handle value);
   void push(Kind kind, nb::object holder, const char* end, const Place& place);
+  int64_t depth_of(const Place& place) const;
   std::string key_of(const Place& place) const;
   nb::object path_of(const Place& place);
   nb::object path_of(size_t frame);

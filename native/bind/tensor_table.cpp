@@ -174,22 +174,24 @@ std::optional<nb::list> TensorTable::fill_pairs(const nb::list& pairs, const nb:
 
 nb::list TensorTable::bind(const nb::object& live, const nb::dict& nodes) {
   nb::list rest;
-  const nb::object items = nb::steal(PyMapping_Items(live.ptr()));
-  if (!items.is_valid()) throw nb::python_error();
-  for (const nb::handle item : nb::borrow<nb::list>(items)) {
-    PyObject* key = PyTuple_GET_ITEM(item.ptr(), 0);
-    PyObject* tensor = PyTuple_GET_ITEM(item.ptr(), 1);
-    PyObject* node = torch_.is_tensor(tensor) ? PyDict_GetItemWithError(nodes.ptr(), key) : nullptr;
+  // As Python would: a dict may be of a type that has its own ideas of keys and values.
+  const nb::object keys = nb::steal(PySequence_List(live.ptr()));
+  if (!keys.is_valid()) throw nb::python_error();
+  for (const nb::handle key : nb::borrow<nb::list>(keys)) {
+    const nb::object value = nb::steal(PyObject_GetItem(live.ptr(), key.ptr()));
+    if (!value.is_valid()) throw nb::python_error();
+    PyObject* tensor = value.ptr();
+    PyObject* node = torch_.is_tensor(tensor) ? PyDict_GetItemWithError(nodes.ptr(), key.ptr()) : nullptr;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     const auto chunk = node == nullptr ? std::nullopt : plain_node(node);
     const auto plain = chunk && states_[*chunk] == State::free ? torch_.plain(tensor) : std::nullopt;
     if (!plain || plain->dtype->code != dtypes_[*chunk] || (plain->marks & (mark_conj | mark_neg)) != 0 ||
         !std::ranges::equal(plain->shape, sizes(*chunk))) {
-      rest.append(nb::borrow(key));
+      rest.append(key);
       continue;
     }
     states_[*chunk] = State::bound;
-    tensors_[*chunk] = nb::borrow(tensor);
+    tensors_[*chunk] = value;
   }
   return rest;
 }

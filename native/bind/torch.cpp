@@ -6,6 +6,7 @@ namespace tierload {
 namespace {
 
 constexpr int32_t cpu = 1;  // DLPack's code of the processor
+constexpr int32_t ndim_max = 255;  // of the format
 
 // DLPack's description of a tensor and its table of functions, as its specification lays them out (version 1).
 struct DlTensor {
@@ -85,7 +86,9 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
     return std::nullopt;
   }
   const DtypeRow* row = row_of(tensor);
-  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) {
+    return std::nullopt;
+  }
   PlainTensor plain{static_cast<const std::byte*>(seen.data) + seen.byte_offset,
                     {seen.shape, static_cast<size_t>(seen.ndim)}, row, row->bytes, 0};
   for (const int64_t size : plain.shape) plain.bytes *= static_cast<uint64_t>(size);
