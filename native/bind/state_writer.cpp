@@ -62,7 +62,12 @@ nb::tuple StateWriter::leaf(uint32_t number) const {
 
 nb::list StateWriter::tensors() const {
   nb::list out;
-  for (const nb::object& tensor : tensors_) out.append(tensor);
+  for (size_t number = 0; number < tensors_.size(); ++number) {
+    // Its memory is kept alive, not the graph that it came out of.
+    const nb::object& tensor = tensors_[number];
+    const bool has_graph = (leaves_[number].marks & mark_grad) != 0 && !tensor.attr("grad_fn").is_none();
+    out.append(has_graph ? tensor.attr("detach")() : tensor);
+  }
   return out;
 }
 
@@ -193,9 +198,7 @@ bool StateWriter::tensor(nb::handle value, const Place& place) {
   leaf.dtype = plain->dtype->code;
   leaf.marks = plain->marks;
   leaves_.add(leaf, plain->shape, key_of(place));
-  // Its memory is kept alive, not the graph that it came out of.
-  const bool has_graph = (plain->marks & mark_grad) != 0 && !value.attr("grad_fn").is_none();
-  tensors_.push_back(has_graph ? value.attr("detach")() : nb::borrow(value));
+  tensors_.push_back(nb::borrow(value));
   text_ += "{\"t\":";
   leaf_holes_.push_back(hole());
   text_ += '}';

@@ -128,6 +128,14 @@ def test_ties_and_strides_of_the_same_kind():
     check({"a": base[:2], "b": base[1:]}, {"a": other[:2], "b": other[1:]}, True)
 
 
+def test_the_order_of_memory_makes_no_difference():
+    memory = ones(4, 40)
+    rows = [memory[number] for number in range(4)]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
+        first, second = ({f"{i}": rows[place][::2] for i, place in enumerate(each)} for each in (range(4), order))
+        check(first, second, True)
+
+
 def test_an_outline_serves_many_times_and_does_not_change():
     like = flatten(BASE)
     before = facts_of(like)

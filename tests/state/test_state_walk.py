@@ -86,6 +86,16 @@ def test_one_container_in_many_places():
     assert portrait(round_trip(state)) == portrait(state)
 
 
+def test_ties_of_tensors_with_a_graph():
+    """That they want a gradient is kept; the graph that they came out of is not."""
+    result = ones(2, 3, requires_grad=True) * 2
+    for state in ({"a": result, "b": result}, {"a": result, "b": result[0]}, {"a": result, "b": result.detach()}):
+        assert isinstance(both(state), dict)
+        loaded = round_trip(state)
+        assert loaded["a"].requires_grad
+        assert loaded["b"].requires_grad == state["b"].requires_grad
+
+
 class Holder:
     """An object with a state: what ``give`` gives."""
 
@@ -176,7 +186,7 @@ CHANGES = {
     "tuple for text": lambda state: replace(state, "last", (1, 2)),
     "large int for text": lambda state: replace(state, "last", 2**200),
     "wide text for text": lambda state: replace(state, "last", "\U0001f600" * 50),
-    "latin text for text": lambda state: replace(state, "last", "é\"\\"),
+    "latin text for text": lambda state: replace(state, "last", 'é"\\'),
     "an earlier one again": lambda state: replace(state, "before", "before"),
     "all others": lambda state: [replace(state, key, (key,), [key] * 99) for key in list(state)],
 }
@@ -209,7 +219,11 @@ def test_what_an_object_raises_comes_out(error):
     def give():
         raise error
 
-    for state in ({"a": Holder(give)}, [[{"x": (Holder(give), ones(1))}]], {1: collections.OrderedDict(a=Holder(give))}):
+    for state in (
+        {"a": Holder(give)},
+        [[{"x": (Holder(give), ones(1))}]],
+        {1: collections.OrderedDict(a=Holder(give))},
+    ):
         with pytest.raises(type(error)):
             flatten(state)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 
@@ -32,9 +31,9 @@ def emptied(seed: int) -> dict:
 def filled(saved: Saved, make, **options) -> tuple[list, object]:
     """A target after the load, and the report or the error."""
     into = make()
-    versions = [tensor._version for tensor in tensors_of(into)]
+    watched = [(tensor, tensor._version) for tensor in tensors_of(into) if not tensor.is_inference()]
     result = outcome(lambda: bind(saved, into, **options))
-    changed = [tensor._version > before for tensor, before in zip(tensors_of(into), versions, strict=False)]
+    changed = [tensor._version > before for tensor, before in watched]
     return [*portrait(into), changed], result
 
 
@@ -183,17 +182,25 @@ def test_conjugate_and_negative_targets_and_stores():
             assert torch.equal(into["x"], stored)
 
 
-def test_ties_of_store_and_target():
-    tied = ones(3)
-    for state in ({"a": tied, "b": tied, "c": ones(3) * 2}, {"a": tied, "b": tied[1:], "c": ones(3)}):
-        saved = save(state)
+@pytest.mark.parametrize("first", [0, 1])
+def test_ties_of_store_and_target(first):
+    tied, count = ones(3), 3 - first
+    saved = save({"a": tied, "b": tied[first:], "c": ones(3) * 2})
+
+    def apart():
+        return {"a": zeros(3), "b": zeros(count), "c": zeros(3)}
+
+    def alike():
         one = zeros(3)
-        for into in (
-            lambda: {"a": zeros(3), "b": zeros(state["b"].shape), "c": zeros(3)},
-            lambda o=one: {"a": o, "b": o[3 - len(state["b"]) :], "c": zeros(3)},
-            lambda o=one: {"a": o, "b": zeros(state["b"].shape), "c": o},
-        ):
-            both(saved, into, strict=False)
+        return {**apart(), "a": one, "b": one[first:]}
+
+    def otherwise():
+        one = zeros(3)
+        return {**apart(), "a": one, "c": one}
+
+    for make in (apart, alike, otherwise):
+        for strict in (True, False):
+            both(saved, make, strict=strict)
 
 
 def test_one_container_twice_in_store_and_target():
@@ -206,12 +213,13 @@ def test_one_container_twice_in_store_and_target():
 
     for stored in (twice(5), apart(5)):
         for make in (twice, apart):
-            got, result = both(save(stored), lambda m=make: m(0))
-            if stored.keys() and not isinstance(result, str):
-                into = make(0)
-                bind(save(stored), into)
-                assert torch.equal(into["b"][1]["x"], ones(2) * 5)
-                assert torch.equal(into["a"]["y"][0], ones(3) * 5)
+            if stored["a"] is not stored["b"][1] and make is twice:
+                continue  # the target has one place for two values
+            both(save(stored), lambda m=make: m(0))
+            into = make(0)
+            bind(save(stored), into)
+            assert torch.equal(into["b"][1]["x"], ones(2) * 5)
+            assert torch.equal(into["a"]["y"][0], ones(3) * 5)
 
 
 class Strange(dict):

@@ -83,7 +83,7 @@ def outcome(act: Any) -> object:
     """What ``act`` gives, or the error that it raises as text."""
     try:
         return act()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - compared, not handled
         return f"{type(error).__name__}: {error}"
 
 
@@ -154,7 +154,25 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     return found
 
 
-TEXTS = ["", "a", "b", "#", "#1", "~", "/", "a/b", '"', "\\", "\x7f", "\x1f", "\0", "é", "\ud800", "\udc00", "\U0001f600"]
+TEXTS = [
+    "",
+    "a",
+    "b",
+    "#",
+    "#1",
+    "~",
+    "/",
+    "a/b",
+    '"',
+    "\\",
+    "\x7f",
+    "\x1f",
+    "\0",
+    "é",
+    "\ud800",
+    "\udc00",
+    "\U0001f600",
+]
 INTEGERS = [0, 1, -1, 2**62, 2**63 - 1, 2**63, -(2**63) + 1, -(2**63), -(2**63) - 1, 10**30]
 FLOATS = [0.0, -0.0, 1.0, 0.1, 1e300, 5e-324, 1e16, float("inf"), -float("inf"), float("nan"), -float("nan")]
 OTHERS = [None, True, False, 1j, b"bytes", bytes(5000), torch.float16, torch.Size((1, 2)), range(3), frozenset({1})]

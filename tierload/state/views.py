@@ -74,7 +74,8 @@ def whole_chunk(content: object, memory: Memory) -> ChunkInfo | None:
         return None
     sizes = content.get("shape")
     chunk, _ = memory.row(content.get("chunk"))
-    return chunk if type(sizes) is list and tuple(sizes) == chunk.sizes else None
+    is_whole = type(sizes) is list and tuple(sizes) == chunk.sizes and all(type(size) is int for size in sizes)
+    return chunk if is_whole else None
 
 
 def read_view(content: Any, memory: Memory) -> TensorView:
