@@ -98,7 +98,7 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
   if (plain.bytes == 0) return std::nullopt;
   const bool differentiable = row->floating || row->complex;
   if (row->complex && truth(PyObject_CallMethodNoArgs(tensor, is_conj_.ptr()))) plain.marks |= mark_conj;
-  if (differentiable && truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
+  if (truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
   if (Py_TYPE(tensor) == parameter_type_) plain.marks |= mark_parameter;
   if (differentiable && truth(PyObject_GetAttr(tensor, requires_grad_.ptr()))) plain.marks |= mark_grad;
   return plain;

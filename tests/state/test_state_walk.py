@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from alike import assert_alike
-from fake_engine import load, round_trip, save, stored
+from fake_engine import bind, load, round_trip, save, stored
 from hypothesis import given, settings
 from two_ways import INTEGERS, TEXTS, Maker, facts_of, outcome, portrait, python_way
 
@@ -158,6 +158,25 @@ def test_many_dimensions(dims):
     assert isinstance(result, dict) == (dims <= 255)
     if dims <= 255:
         assert round_trip(state)["a"].dim() == dims
+
+
+def test_memory_that_has_been_freed_is_refused():
+    """As some frameworks free parameters between steps."""
+    freed = ones(1000)
+    turned = freed.view(10, 100).t()
+    freed.untyped_storage().resize_(0)
+    for state in ({"a": freed}, {"a": ones(1), "b": [turned]}):
+        assert "has been freed" in both(state)
+    saved = save({"a": ones(1000)})
+    with pytest.raises(UnsupportedValue, match="has been freed"):
+        bind(saved, {"a": freed})
+
+
+def test_a_negative_view_of_integers():
+    """Of no public function, but torch allows it."""
+    state = {"a": torch._neg_view(torch.arange(3))}
+    assert isinstance(both(state), dict)
+    assert round_trip(state)["a"].tolist() == [0, -1, -2]
 
 
 # ---- What an object does to the state while that is written ---------------------------------------------------------

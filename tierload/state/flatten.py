@@ -22,7 +22,7 @@ from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
 from tierload.state.sources import Blob, Described, described, texts
-from tierload.state.tensors import NDIM_MAX, TORCH, TensorLeaf, refusal
+from tierload.state.tensors import NDIM_MAX, TORCH, TensorLeaf, is_freed, refusal
 from tierload.state.texts import base64_text, quoted
 from tierload.types import ChunkTable, FlatState
 
@@ -210,7 +210,7 @@ class _Writer:
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Parts:
         if is_compound(tensor):
             return self._compound(tensor, path)
-        if tensor.dtype not in BY_DTYPE or tensor.is_meta or tensor.dim() > NDIM_MAX:
+        if tensor.dtype not in BY_DTYPE or tensor.is_meta or tensor.dim() > NDIM_MAX or is_freed(tensor):
             raise refusal(tensor, path)
         self._tensors.append(TensorLeaf(tensor, path.text(), self._hole('{"t":')))
         return ["}"]
