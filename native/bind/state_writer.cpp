@@ -22,12 +22,8 @@ bool plain_keys(PyObject* dict, bool& all_text) {
   PyObject* value = nullptr;
   all_text = true;
   while (PyDict_Next(dict, &at, &key, &value)) {
-    if (PyUnicode_CheckExact(key)) {
-      if (!is_plain_text(key)) return false;
-    } else {
-      all_text = false;
-      if (!small_integer(key)) return false;
-    }
+    if (!is_plain_key(key)) return false;
+    all_text = all_text && PyUnicode_CheckExact(key);
   }
   return true;
 }
@@ -66,7 +62,12 @@ nb::tuple StateWriter::leaf(uint32_t number) const {
 
 nb::list StateWriter::tensors() const {
   nb::list out;
-  for (const nb::object& tensor : tensors_) out.append(tensor);
+  for (size_t number = 0; number < tensors_.size(); ++number) {
+    // Its memory is kept alive, not the graph that it came out of.
+    const nb::object& tensor = tensors_[number];
+    const bool has_graph = (leaves_[number].marks & mark_grad) != 0 && !tensor.attr("grad_fn").is_none();
+    out.append(has_graph ? tensor.attr("detach")() : tensor);
+  }
   return out;
 }
 
@@ -111,8 +112,12 @@ void StateWriter::step() {
   PyObject* key = nullptr;
   PyObject* item = nullptr;
   if (frame.kind == Kind::mapping) {
-    if (PyDict_GET_SIZE(frame.holder.ptr()) != frame.size) throw nb::value_error("a dict changed while it was saved");
     if (!PyDict_Next(frame.holder.ptr(), &frame.at, &key, &item)) item = nullptr;
+    // The user's code may have changed it since it was opened, and even put other keys in the place of some.
+    const bool same = PyDict_GET_SIZE(frame.holder.ptr()) == frame.size &&
+                      (item != nullptr) == (frame.written < frame.size) &&
+                      (item == nullptr || (PyUnicode_CheckExact(key) && is_plain_text(key)));
+    if (!same) throw nb::value_error("a dict changed while it was saved");
   } else if (frame.at < PyList_GET_SIZE(frame.holder.ptr())) {
     item = PyList_GET_ITEM(frame.holder.ptr(), frame.at++);
   }
@@ -142,6 +147,10 @@ void StateWriter::step() {
       value(item, {{}, key, 0});
       break;
     case Kind::pairs:
+      // An OrderedDict may have been given `items` of its own.
+      if (!PyTuple_CheckExact(item) || PyTuple_GET_SIZE(item) != 2 || !is_plain_key(PyTuple_GET_ITEM(item, 0))) {
+        throw nb::type_error("the items of a dict are no pairs of its keys and values");
+      }
       text_ += '[';
       key = PyTuple_GET_ITEM(item, 0);
       put_key(text_, key);
@@ -180,7 +189,7 @@ bool StateWriter::scalar(PyObject* value) {
 }
 
 bool StateWriter::tensor(nb::handle value, const Place& place) {
-  if (!torch_.is_tensor(value.ptr())) return false;
+  if (!torch_.is_tensor(value.ptr()) || depth_of(place) > depth_max) return false;
   const auto plain = torch_.plain(value.ptr());
   if (!plain) return false;
   Leaf leaf{};
@@ -189,9 +198,7 @@ bool StateWriter::tensor(nb::handle value, const Place& place) {
   leaf.dtype = plain->dtype->code;
   leaf.marks = plain->marks;
   leaves_.add(leaf, plain->shape, key_of(place));
-  // Its memory is kept alive, not the graph that it came out of.
-  const bool has_graph = (plain->marks & mark_grad) != 0 && !value.attr("grad_fn").is_none();
-  tensors_.push_back(has_graph ? value.attr("detach")() : nb::borrow(value));
+  tensors_.push_back(nb::borrow(value));
   text_ += "{\"t\":";
   leaf_holes_.push_back(hole());
   text_ += '}';
@@ -206,8 +213,7 @@ bool StateWriter::refer(nb::handle value) {
 }
 
 bool StateWriter::container(nb::handle value, const Place& place) {
-  const int64_t depth = place.path.is_valid() ? nb::cast<int64_t>(place.path.attr("depth")) : frames_.back().depth + 1;
-  if (depth > depth_max) return false;
+  if (depth_of(place) > depth_max) return false;
   if (PyList_CheckExact(value.ptr())) {
     if (refer(value)) return true;
     text_ += '[';
@@ -265,14 +271,17 @@ void StateWriter::push(Kind kind, nb::object holder, const char* end, const Plac
   Frame frame{kind, std::move(holder), end, {}, {}, {}, 0};
   if (kind != Kind::parts) frame.key = key_of(place);  // parts say where they stand
   if (kind == Kind::mapping) frame.size = PyDict_GET_SIZE(frame.holder.ptr());
+  frame.depth = depth_of(place);
   if (place.path.is_valid()) {
     frame.path = nb::borrow(place.path);
-    frame.depth = nb::cast<int64_t>(place.path.attr("depth"));
   } else {
     frame.element = place.key.is_valid() ? nb::borrow(place.key) : nb::object(nb::int_(place.index));
-    frame.depth = frames_.back().depth + 1;
   }
   frames_.push_back(std::move(frame));
+}
+
+int64_t StateWriter::depth_of(const Place& place) const {
+  return place.path.is_valid() ? nb::cast<int64_t>(place.path.attr("depth")) : frames_.back().depth + 1;
 }
 
 std::string StateWriter::key_of(const Place& place) const {

@@ -32,6 +32,7 @@ class StateWriter {
   const Leaves& leaves() const { return leaves_; }
   // Tensor, key and hole of a leaf.
   nb::tuple leaf(uint32_t number) const;
+  // What keeps the memory of all leaves alive.
   nb::list tensors() const;
   // Forgets the values of the state, which then live no longer than they would; keys, dtypes and shapes stay.
   void release();
@@ -70,6 +71,7 @@ class StateWriter {
   void other(nb::handle value, const Place& place);
   bool refer(nb::handle value);
   void push(Kind kind, nb::object holder, const char* end, const Place& place);
+  int64_t depth_of(const Place& place) const;
   std::string key_of(const Place& place) const;
   nb::object path_of(const Place& place);
   nb::object path_of(size_t frame);
@@ -79,8 +81,8 @@ class StateWriter {
   std::string text_;
   std::vector<size_t> holes_;  // positions in text_
   Leaves leaves_;
-  std::vector<nb::object> tensors_;    // of each leaf
-  std::vector<uint32_t> leaf_holes_;   // of each leaf
+  std::vector<nb::object> tensors_;   // of each leaf
+  std::vector<uint32_t> leaf_holes_;  // of each leaf
   std::vector<Frame> frames_;
   std::unordered_map<PyObject*, int64_t> seen_;
   std::vector<nb::object> kept_;  // what has an identity in seen_ must not be freed before the end

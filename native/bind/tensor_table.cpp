@@ -48,7 +48,8 @@ bool TensorTable::is_whole(uint64_t chunk) const {
   const DtypeRow* row = torch_.row_of_code(dtypes_[chunk]);
   const uint64_t ndim = ndims_[chunk];
   if (row == nullptr || nbytes_[chunk] <= 0 || dims_at_[chunk] < 0) return false;
-  if (static_cast<uint64_t>(dims_at_[chunk]) > dims_.size() || dims_.size() - static_cast<uint64_t>(dims_at_[chunk]) < 3 * ndim) {
+  if (static_cast<uint64_t>(dims_at_[chunk]) > dims_.size() ||
+      dims_.size() - static_cast<uint64_t>(dims_at_[chunk]) < 3 * ndim) {
     return false;
   }
   const int64_t* shape = dims_.data() + dims_at_[chunk];
@@ -174,22 +175,24 @@ std::optional<nb::list> TensorTable::fill_pairs(const nb::list& pairs, const nb:
 
 nb::list TensorTable::bind(const nb::object& live, const nb::dict& nodes) {
   nb::list rest;
-  const nb::object items = nb::steal(PyMapping_Items(live.ptr()));
-  if (!items.is_valid()) throw nb::python_error();
-  for (const nb::handle item : nb::borrow<nb::list>(items)) {
-    PyObject* key = PyTuple_GET_ITEM(item.ptr(), 0);
-    PyObject* tensor = PyTuple_GET_ITEM(item.ptr(), 1);
-    PyObject* node = torch_.is_tensor(tensor) ? PyDict_GetItemWithError(nodes.ptr(), key) : nullptr;
+  // As Python would: a dict may be of a type that has its own ideas of keys and values.
+  const nb::object keys = nb::steal(PySequence_List(live.ptr()));
+  if (!keys.is_valid()) throw nb::python_error();
+  for (const nb::handle key : nb::borrow<nb::list>(keys)) {
+    const nb::object value = nb::steal(PyObject_GetItem(live.ptr(), key.ptr()));
+    if (!value.is_valid()) throw nb::python_error();
+    PyObject* tensor = value.ptr();
+    PyObject* node = torch_.is_tensor(tensor) ? PyDict_GetItemWithError(nodes.ptr(), key.ptr()) : nullptr;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     const auto chunk = node == nullptr ? std::nullopt : plain_node(node);
     const auto plain = chunk && states_[*chunk] == State::free ? torch_.plain(tensor) : std::nullopt;
     if (!plain || plain->dtype->code != dtypes_[*chunk] || (plain->marks & (mark_conj | mark_neg)) != 0 ||
         !std::ranges::equal(plain->shape, sizes(*chunk))) {
-      rest.append(nb::borrow(key));
+      rest.append(key);
       continue;
     }
     states_[*chunk] = State::bound;
-    tensors_[*chunk] = nb::borrow(tensor);
+    tensors_[*chunk] = value;
   }
   return rest;
 }
@@ -244,16 +247,20 @@ void bind_tensor_table(nb::module_& module) {
       .def(
           "unbind",
           [](TensorTable& self, const std::vector<uint64_t>& chunks,
-             const std::vector<std::pair<uint64_t, uint64_t>>& others) { return self.unbind(chunks, ranges_of(others)); },
+             const std::vector<std::pair<uint64_t, uint64_t>>& others) {
+            return self.unbind(chunks, ranges_of(others));
+          },
           nb::arg("chunks"), nb::arg("others"),
           nb::sig("def unbind(self, chunks: list[int], others: list[tuple[int, int]]) -> list[tuple[int, typing.Any]]"))
       .def("whole", &TensorTable::whole, nb::arg("chunk"), nb::arg("make"))
       .def("get", &TensorTable::get, nb::arg("chunk"))
       .def("put", &TensorTable::put, nb::arg("chunk"), nb::arg("tensor").none())
-      .def("made", &TensorTable::made, nb::sig("def made(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
-                                             "numpy.typing.NDArray[numpy.uint64], list[object]]"))
-      .def("bound", &TensorTable::bound, nb::sig("def bound(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
-                                               "numpy.typing.NDArray[numpy.uint64], list[object]]"));
+      .def("made", &TensorTable::made,
+           nb::sig("def made(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
+                   "numpy.typing.NDArray[numpy.uint64], list[object]]"))
+      .def("bound", &TensorTable::bound,
+           nb::sig("def bound(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
+                   "numpy.typing.NDArray[numpy.uint64], list[object]]"));
   module.def(
       "parse_nodes", [](const nb::bytes& document) { return parse_nodes(as_text(bytes_of(document))); },
       nb::arg("document"), nb::sig("def parse_nodes(document: bytes) -> object"),

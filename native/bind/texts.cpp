@@ -26,6 +26,10 @@ std::optional<int64_t> small_integer(PyObject* value) {
   return number;
 }
 
+bool is_plain_key(PyObject* key) {
+  return PyUnicode_CheckExact(key) ? is_plain_text(key) : small_integer(key).has_value();
+}
+
 void put_quoted(std::string& out, PyObject* text) {
   out += '"';
   out += ascii_of(text);

@@ -13,9 +13,11 @@ namespace tierload {
 bool is_plain_text(PyObject* text);
 // The value of an int with fewer than 64 bits (which excludes -2⁶³); a bool is none.
 std::optional<int64_t> small_integer(PyObject* value);
+// Whether a key of a dict is written as it is: plain text, or a small integer.
+bool is_plain_key(PyObject* key);
 // A plain text with quotes around it.
 void put_quoted(std::string& out, PyObject* text);
-// A key of a dict: plain text or a small integer.
+// A plain key.
 void put_key(std::string& out, PyObject* key);
 // One element of a key text: a key of a dict, or without one an index.
 void put_element(std::string& out, PyObject* key, Py_ssize_t index);

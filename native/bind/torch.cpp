@@ -5,7 +5,8 @@
 namespace tierload {
 namespace {
 
-constexpr int32_t cpu = 1;  // DLPack's code of the processor
+constexpr int32_t cpu = 1;         // DLPack's code of the processor
+constexpr int32_t ndim_max = 255;  // of the format
 
 // DLPack's description of a tensor and its table of functions, as its specification lays them out (version 1).
 struct DlTensor {
@@ -85,14 +86,19 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
     return std::nullopt;
   }
   const DtypeRow* row = row_of(tensor);
-  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) {
+    return std::nullopt;
+  }
   PlainTensor plain{static_cast<const std::byte*>(seen.data) + seen.byte_offset,
-                    {seen.shape, static_cast<size_t>(seen.ndim)}, row, row->bytes, 0};
+                    {seen.shape, static_cast<size_t>(seen.ndim)},
+                    row,
+                    row->bytes,
+                    0};
   for (const int64_t size : plain.shape) plain.bytes *= static_cast<uint64_t>(size);
   if (plain.bytes == 0) return std::nullopt;
   const bool differentiable = row->floating || row->complex;
   if (row->complex && truth(PyObject_CallMethodNoArgs(tensor, is_conj_.ptr()))) plain.marks |= mark_conj;
-  if (differentiable && truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
+  if (truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
   if (Py_TYPE(tensor) == parameter_type_) plain.marks |= mark_parameter;
   if (differentiable && truth(PyObject_GetAttr(tensor, requires_grad_.ptr()))) plain.marks |= mark_grad;
   return plain;
@@ -115,11 +121,13 @@ const DtypeRow* Torch::row_of_code(uint64_t code) const {
 }
 
 void bind_torch(nb::module_& module) {
-  nb::class_<Torch>(module, "Torch", "What the core asks torch about tensors; rows: dtype, code, bytes, floating, complex.")
+  nb::class_<Torch>(module, "Torch",
+                    "What the core asks torch about tensors; rows: dtype, code, bytes, floating, complex.")
       .def(nb::init<nb::type_object, nb::type_object, const nb::list&, const nb::object&>(), nb::arg("tensor"),
            nb::arg("parameter"), nb::arg("dtypes"), nb::arg("exchange").none(),
-           nb::sig("def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], "
-                   "exchange: object | None) -> None"));
+           nb::sig(
+               "def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], "
+               "exchange: object | None) -> None"));
 }
 
 }  // namespace tierload

@@ -36,9 +36,7 @@ class Torch {
   Torch(nb::type_object tensor, nb::type_object parameter, const nb::list& dtypes, const nb::object& exchange);
 
   // Exact types only: a subclass may mean something else by its elements.
-  bool is_tensor(PyObject* value) const {
-    return Py_TYPE(value) == tensor_type_ || Py_TYPE(value) == parameter_type_;
-  }
+  bool is_tensor(PyObject* value) const { return Py_TYPE(value) == tensor_type_ || Py_TYPE(value) == parameter_type_; }
   // Nothing for a tensor that is not plain. Asks no code of the user's.
   std::optional<PlainTensor> plain(PyObject* tensor) const;
   // The address of the first element of any tensor.

@@ -33,7 +33,7 @@ from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.problems import Problems
 from tierload.state.reader import Reader
 from tierload.state.targets import Put, is_filled, is_sequence
-from tierload.state.tensors import is_plain_tensor, refusal
+from tierload.state.tensors import is_freed, is_plain_tensor, refusal
 from tierload.state.views import TensorView, whole_view
 from tierload.types import ChunkTable, LoadReport
 
@@ -216,7 +216,7 @@ class Binder:
         if tag != "t":
             self.mismatch("a tensor", node, path)
             return None
-        if not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter):
+        if (not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter)) or is_freed(live):
             raise refusal(live, path)
         view = self.reader.view(content, path)
         own, stored = BY_DTYPE.get(live.dtype), view.row

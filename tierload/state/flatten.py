@@ -22,7 +22,7 @@ from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
 from tierload.state.sources import Blob, Described, described, texts
-from tierload.state.tensors import TORCH, TensorLeaf, refusal
+from tierload.state.tensors import NDIM_MAX, TORCH, TensorLeaf, is_freed, refusal
 from tierload.state.texts import base64_text, quoted
 from tierload.types import ChunkTable, FlatState
 
@@ -80,9 +80,12 @@ def flatten(state: object, *, allow_pickle: bool = False, like: object = None) -
         UnsupportedValue: Something in the state cannot be stored; the message says where it is and what to do.
     """
     writer = _Writer(state, allow_pickle)
-    with paused_collection():
-        writer.write()
-        return writer.flat(like if isinstance(like, Outline) else None)
+    try:
+        with paused_collection():
+            writer.write()
+            return writer.flat(like if isinstance(like, Outline) else None)
+    finally:
+        writer.close()
 
 
 class _Writer:
@@ -119,6 +122,10 @@ class _Writer:
         self._out.write(self._state, ROOT, self._encode)
         self._out.append("}")
 
+    def close(self) -> None:
+        """End the circle of the writer and its methods, in which the state would live until the next collection."""
+        self._encoders.clear()
+
     def _encode(self, value: Any, path: Path) -> Parts:
         """The parts of a value that the native writer does not know."""
         kind = type(value)
@@ -148,7 +155,9 @@ class _Writer:
         leaves = [*self._tensors, *(TensorLeaf(*out.leaf(number)) for number in shared)]
         leaves.sort(key=attrgetter("hole"))
         rows: list[Chunk | TensorLeaf | Blob] = [*chunks_of(leaves, notes), *self._blobs]
-        self._notes += sorted(notes)  # they come in the order of addresses
+        # They come in the order of addresses, which says nothing about the state.
+        rows.sort(key=attrgetter("key"))
+        self._notes += sorted(notes)
         keys = [row.key.encode("utf-8", "surrogatepass") for row in rows]
         more = [described(row) for row in rows]
         outline = like if like and like.fits(out, shared, keys, more) else Outline(out, shared, keys, more)
@@ -201,7 +210,7 @@ class _Writer:
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Parts:
         if is_compound(tensor):
             return self._compound(tensor, path)
-        if tensor.dtype not in BY_DTYPE or tensor.is_meta:
+        if tensor.dtype not in BY_DTYPE or tensor.is_meta or tensor.dim() > NDIM_MAX or is_freed(tensor):
             raise refusal(tensor, path)
         self._tensors.append(TensorLeaf(tensor, path.text(), self._hole('{"t":')))
         return ["}"]

@@ -114,11 +114,9 @@ class Memory:
 
     def tensor(self, number: int) -> torch.Tensor:
         """A tensor that owns the memory of a chunk, whatever its shape."""
-        tensor = self._table.get(number)
+        tensor = self._table.get(number) if self.has_tensor(number) else None
         if tensor is None:
             chunk, row = self.row(number)
-            if number in self._arrays:
-                raise CorruptStore(f"key {chunk.key!r} is both a tensor and something else in the state document")
             with _no_memory(chunk):
                 tensor = torch.empty((chunk.nbytes // row.size,), dtype=row.torch, device="cpu")
             self._table.put(number, tensor)
@@ -126,7 +124,14 @@ class Memory:
         return tensor
 
     def has_tensor(self, number: int) -> bool:
-        """Whether the memory of this chunk has been made, or taken from a target."""
+        """Whether the memory of this chunk has been made, or taken from a target.
+
+        Raises:
+            CorruptStore: It has, and is not a tensor's.
+        """
+        if number in self._arrays:
+            key = self.chunks.key(number)
+            raise CorruptStore(f"key {key!r} is both a tensor and something else in the state document")
         return self._table.get(number) is not None
 
     def array(self, number: object, shape: Sequence[int], dtype: np.dtype[Any], order: str) -> np.ndarray[Any, Any]:

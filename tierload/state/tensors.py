@@ -12,7 +12,10 @@ from tierload.state.dtypes import BY_DTYPE, DType
 from tierload.state.footprints import Footprint, contiguous_strides, footprint_of
 from tierload.state.keys import Path
 
-__all__ = ["TORCH", "TensorLeaf", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+__all__ = ["NDIM_MAX", "TORCH", "TensorLeaf", "is_freed", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+
+NDIM_MAX = 255
+"""Dimensions that a tensor may have: the manifest has a byte for their number."""
 
 TORCH = _native.Torch(
     torch.Tensor,
@@ -26,6 +29,11 @@ TORCH = _native.Torch(
 def is_plain_tensor(value: object) -> bool:
     """Whether ``value`` is a tensor and no subclass other than Parameter."""
     return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor have no memory, since somebody has resized its storage to nothing."""
+    return tensor.numel() > 0 and not tensor.is_meta and tensor.untyped_storage().nbytes() == 0
 
 
 class TensorLeaf:
@@ -82,6 +90,10 @@ def refusal(tensor: torch.Tensor, path: Path) -> UnsupportedValue:
         advice = "give it __tensor_flatten__ and __tensor_unflatten__, store plain tensors, or initialise it first"
     elif tensor.is_meta:
         what, advice = "a tensor on the meta device, which has no data", "materialise it before saving"
+    elif tensor.dim() > NDIM_MAX:
+        what, advice = f"a tensor of {tensor.dim()} dimensions", f"give it {NDIM_MAX} at most"
+    elif tensor.dtype in BY_DTYPE:
+        what, advice = "a tensor whose memory has been freed", "give it its memory back before saving or loading"
     else:
         what = f"a tensor of dtype {tensor.dtype}"
         advice = "store its bytes, as in tensor.view(torch.uint8)"

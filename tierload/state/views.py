@@ -11,12 +11,11 @@ from tierload.errors import CorruptStore, UnsupportedValue
 from tierload.state.dtypes import BY_NAME, CODE_NAMES, DType
 from tierload.state.footprints import contiguous_strides
 from tierload.state.memory import Memory
-from tierload.state.tensors import tensor_over
+from tierload.state.tensors import NDIM_MAX, tensor_over
 from tierload.types import ChunkInfo
 
 __all__ = ["TensorView", "read_view", "whole_chunk", "whole_view"]
 
-_NDIM_MAX = 255
 _INT64_MAX = (1 << 63) - 1
 _MEMBERS = {"chunk", "shape", "stride", "offset", "dtype", "conj", "neg", "grad", "kind", "tie", "apart"}
 
@@ -75,7 +74,8 @@ def whole_chunk(content: object, memory: Memory) -> ChunkInfo | None:
         return None
     sizes = content.get("shape")
     chunk, _ = memory.row(content.get("chunk"))
-    return chunk if type(sizes) is list and tuple(sizes) == chunk.sizes else None
+    is_whole = type(sizes) is list and tuple(sizes) == chunk.sizes and all(type(size) is int for size in sizes)
+    return chunk if is_whole else None
 
 
 def read_view(content: Any, memory: Memory) -> TensorView:
@@ -135,7 +135,7 @@ def read_view(content: Any, memory: Memory) -> TensorView:
 
 def _counts(content: object, key: str) -> tuple[int, ...]:
     """Numbers from 0 to 2⁶³-1: a shape, strides, or an offset."""
-    if type(content) is not list or len(content) > _NDIM_MAX:
+    if type(content) is not list or len(content) > NDIM_MAX:
         raise CorruptStore(f"key {key!r}: {content!r:.60} where a shape or strides belong")
     if any(type(number) is not int or not 0 <= number <= _INT64_MAX for number in content):
         raise CorruptStore(f"key {key!r}: {content!r:.60} where a shape or strides belong")
