@@ -50,5 +50,6 @@ void bind_errors();
 void bind_manifest(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_faults(nb::module_& module);
+void bind_device(nb::module_& module);
 
 }  // namespace tierload
