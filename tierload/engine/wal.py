@@ -113,7 +113,7 @@ def _measure(folder: Path, size: int, records: int) -> Iterator[WayTimes]:
         except StoreIOError as error:
             if name == "posix":
                 raise  # nothing could be compared with it
-            refused[name] = error.strerror
+            refused[name] = error.strerror or str(error)
         else:
             writers[name] = writer.write
     with Store(folder / "store", mode="w") as store:
