@@ -10,6 +10,40 @@ import numpy.typing
 from numpy.typing import NDArray
 
 
+class DeviceRate:
+    """
+    Bytes a second of one way to move data; see calibrate in tierload/device.h.
+    """
+
+    @property
+    def direct(self) -> bool: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def write(self) -> float: ...
+
+    @property
+    def read(self) -> float: ...
+
+def calibrate(directory: str, seconds: float) -> list[DeviceRate]: ...
+
+class RecordWriter:
+    """Makes small records durable, one at a time; see tierload/device.h."""
+
+    def write(self, count: int) -> list[int]:
+        """Nanoseconds of each of the next records."""
+
+def record_writer(path: str, *, flush: str, grows: bool, direct: bool, ring: bool, record_bytes: int, records: int) -> RecordWriter: ...
+
+def in_memory(directory: str) -> bool: ...
+
+def io_uring_refusal() -> str: ...
+
 class Faults:
     """Makes chosen storage calls of a store fail; for tests."""
 
@@ -336,32 +370,6 @@ def encode_page(raw: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='
 def decode_page(stored: bytes, codec: int, item_size: int, into: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
 def tree_digest(data: bytes) -> tuple[int, int]: ...
-
-class DeviceRate:
-    """
-    Bytes a second of one way to move data; see calibrate in tierload/device.h.
-    """
-
-    @property
-    def direct(self) -> bool: ...
-
-    @property
-    def block_bytes(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def write(self) -> float: ...
-
-    @property
-    def read(self) -> float: ...
-
-def calibrate(directory: str, seconds: float) -> list[DeviceRate]: ...
-
-def in_memory(directory: str) -> bool: ...
-
-def io_uring_refusal() -> str: ...
 
 def key_hashes(keys: bytes, lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
     """XXH3 of keys that stand back to back."""

@@ -51,5 +51,6 @@ void bind_manifest(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_faults(nb::module_& module);
 void bind_codec(nb::module_& module);
+void bind_device(nb::module_& module);
 
 }  // namespace tierload

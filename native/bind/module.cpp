@@ -5,7 +5,6 @@
 #include "bind/state_writer.h"
 #include "bind/store.h"
 #include "bind/tensor_table.h"
-#include "tierload/device.h"
 #include "tierload/digest.h"
 
 namespace tierload {
@@ -39,6 +38,7 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core of tierload; docs/ARCHITECTURE.md says what belongs here.";
   nb::set_leak_warnings(false);  // what the core asks torch lives as long as the process
   bind_errors();
+  bind_device(module);
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
@@ -54,22 +54,6 @@ NB_MODULE(_native, module) {
         return nb::make_tuple(digest.low, digest.high);
       },
       nb::sig("def tree_digest(data: bytes) -> tuple[int, int]"));
-  nb::class_<DeviceRate>(module, "DeviceRate",
-                         "Bytes a second of one way to move data; see calibrate in tierload/device.h.")
-      .def_ro("direct", &DeviceRate::direct)
-      .def_ro("block_bytes", &DeviceRate::block_bytes)
-      .def_ro("depth", &DeviceRate::depth)
-      .def_ro("write", &DeviceRate::write)
-      .def_ro("read", &DeviceRate::read);
-  module.def(
-      "calibrate",
-      [](const std::string& directory, double seconds) {
-        const nb::gil_scoped_release release;
-        return calibrate(directory, seconds);
-      },
-      nb::arg("directory"), nb::arg("seconds"));
-  module.def("in_memory", &in_memory, nb::arg("directory"));
-  module.def("io_uring_refusal", &io_uring_refusal);
   module.def(
       "key_hashes",
       [](const nb::bytes& keys, const Array<int64_t>& lengths) {

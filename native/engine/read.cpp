@@ -13,7 +13,7 @@ namespace tierload {
 namespace {
 
 constexpr uint64_t read_call_bytes = 4u << 20;
-constexpr uint64_t gap_bytes = 64u << 10;  // bytes that nobody wants but that are cheaper to read than to skip
+constexpr uint64_t gaps_share = 64;  // at most one sector of so many in a call is one that nobody wants
 
 // The parts of one page.
 struct Want {
@@ -28,6 +28,7 @@ struct Group {
   size_t end = 0;
   uint64_t offset = 0;
   uint64_t length = 0;
+  uint64_t gaps = 0;  // whole sectors that nobody wants
 };
 
 class PageReader {
@@ -86,14 +87,17 @@ class PageReader {
         Group& last = groups_.back();
         const Want& before = wants_[last.end - 1];
         const uint64_t last_end = last.offset + last.length;
+        const uint64_t sectors_end = round_up(last_end, sector);
+        const uint64_t gaps = last.gaps + (row.offset > sectors_end ? row.offset - sectors_end : 0);
         if (rows_[before.page].segment == row.segment && !direct(before) && !direct(wants_[i]) &&
-            row.offset <= last_end + gap_bytes && end - last.offset <= read_call_bytes) {
+            end - last.offset <= read_call_bytes && gaps <= (end - last.offset) / gaps_share) {
           last.end = i + 1;
           last.length = std::max(last_end, end) - last.offset;
+          last.gaps = gaps;
           continue;
         }
       }
-      groups_.push_back({i, i + 1, row.offset, end - row.offset});
+      groups_.push_back({i, i + 1, row.offset, end - row.offset, 0});
     }
   }
 

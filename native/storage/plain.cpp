@@ -28,8 +28,8 @@ class PlainAppender : public Appender {
 
 class PlainFetch : public Fetch {
  public:
-  PlainFetch(Storage& storage, std::vector<std::string> files, std::vector<Range> ranges)
-      : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)) {}
+  PlainFetch(Storage& storage, std::vector<std::string> files, std::vector<Range> ranges, unsigned threads)
+      : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)), ahead_(threads) {}
 
   std::optional<Arrival> next() override {
     const size_t number = next_++;
@@ -38,6 +38,11 @@ class PlainFetch : public Fetch {
     Arrival arrival{number, {}, "", no_slot};
     const auto file = open(range.file, arrival.error);
     if (!file) return arrival;
+    file->will_read(range.offset, range.length);
+    // What this thread will come to next, so that the device has something to do meanwhile.
+    if (const size_t next = number + ahead_; next < ranges_.size() && ranges_[next].file == range.file) {
+      file->will_read(ranges_[next].offset, ranges_[next].length);
+    }
     MutableBytes into(range.into, range.length);
     if (range.into == nullptr) into = borrow(range.length, arrival.slot);
     try {
@@ -86,6 +91,7 @@ class PlainFetch : public Fetch {
   Storage& storage_;
   const std::vector<std::string> files_;
   const std::vector<Range> ranges_;
+  const size_t ahead_;
   std::atomic<size_t> next_{0};
   std::mutex mutex_;
   uint32_t opened_ = none;
@@ -112,8 +118,9 @@ std::unique_ptr<Appender> Storage::append(File& file, const std::string&, uint64
   return std::make_unique<PlainAppender>(file);
 }
 
-std::unique_ptr<Fetch> Storage::fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges, unsigned) {
-  return std::make_unique<PlainFetch>(*this, std::move(files), std::move(ranges));
+std::unique_ptr<Fetch> Storage::fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges,
+                                      unsigned threads) {
+  return std::make_unique<PlainFetch>(*this, std::move(files), std::move(ranges), threads);
 }
 
 }  // namespace tierload

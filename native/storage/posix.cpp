@@ -95,6 +95,13 @@ class PosixFile : public File {
     return done;
   }
 
+  void will_read(uint64_t offset, uint64_t length) override {
+    if (offset > offset_max || length > offset_max - offset) return;
+    // A file system that takes no hints is none the worse for it.
+    ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_RANDOM);
+    ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
+  }
+
   void write(uint64_t offset, std::span<const Bytes> parts) override {
     for (Gather gather(parts); gather.next();) {
       if (offset > offset_max || gather.bytes() > offset_max - offset) fail("write", shown(), EFBIG);

@@ -30,16 +30,6 @@ def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def disk() -> Iterator[Path]:
-    """A folder on a file system with direct I/O."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        with tierload.Store(Path(folder) / "probe", mode="w") as store:
-            if store.io != "direct":
-                pytest.skip(store.io)
-        yield Path(folder)
-
-
-@pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in memory."""
     if not os.access("/dev/shm", os.W_OK):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tierload import __version__
+from tierload.cli.bench import bench
 from tierload.cli.diff import diff
 from tierload.cli.doctor import doctor
 from tierload.cli.exits import CODES_HELP, Group
@@ -59,3 +60,4 @@ def _main(
 for command in (log, show, diff, verify, rollback, tag, gc, export, doctor):
     app.command()(command)
 app.command("import")(import_)
+app.add_typer(bench, name="bench")

@@ -17,7 +17,7 @@ from tierload import _native
 from tierload.engine import devices
 from tierload.engine.store import Store
 
-__all__ = ["Machine", "examine"]
+__all__ = ["Machine", "examine", "file_system"]
 
 _STATE_BYTES = 192 << 20  # of the state that is saved and loaded: enough for a rate, little enough for any disk
 _TENSORS = 24
@@ -88,7 +88,7 @@ def _try(path: Path) -> tuple[str, str, float, float]:
 
 
 def _facts(folder: str | os.PathLike[str], io: str) -> tuple[tuple[str, str], ...]:
-    kind, device = _file_system(folder)
+    kind, device = file_system(folder)
     disk = shutil.disk_usage(folder)
     return (
         ("kernel", os.uname().release),
@@ -104,7 +104,7 @@ def _facts(folder: str | os.PathLike[str], io: str) -> tuple[tuple[str, str], ..
     )
 
 
-def _file_system(folder: str | os.PathLike[str]) -> tuple[str, str]:
+def file_system(folder: str | os.PathLike[str]) -> tuple[str, str]:
     """Type and source of the mount that a folder is on."""
     number = os.stat(folder).st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}"

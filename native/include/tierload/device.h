@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,27 @@ struct DeviceRate {
 };
 // Tries the page cache and several ways past it, in a directory that is empty, for about `seconds`.
 std::vector<DeviceRate> calibrate(const std::string& directory, double seconds);
+
+// One way to make small records durable, one at a time, in a new file of its own.
+struct RecordWay {
+  enum class Flush {
+    none,   // not durable: what the write alone costs
+    after,  // fdatasync after the write; in a ring, linked to it
+    with,   // RWF_DSYNC: the write returns when it is durable
+  };
+  Flush flush = Flush::after;
+  bool grows = false;   // the file grows with each record; else it was filled with zeros before
+  bool direct = false;  // past the page cache, a block of 4 KiB or more for each record
+  bool ring = false;    // io_uring, with the file and the memory registered
+};
+class RecordWriter {
+ public:
+  virtual ~RecordWriter() = default;
+  // Nanoseconds that each of the next `count` records took. Throws UsageError beyond those that were announced.
+  virtual std::vector<uint64_t> write(uint64_t count) = 0;
+};
+// Has written a first record already, which counts for nothing. Throws IoError where something refuses this way.
+std::unique_ptr<RecordWriter> record_writer(const std::string& path, const RecordWay& way, uint64_t record_bytes,
+                                            uint64_t records);
 
 }  // namespace tierload

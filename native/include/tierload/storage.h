@@ -54,6 +54,8 @@ class File {
 
   // Reads into all of `into` from `offset`; returns how many bytes there were before the end of the file.
   virtual size_t read(uint64_t offset, MutableBytes into) = 0;
+  // A hint: these bytes will be read soon. From the first one on, nothing else of the file is read ahead.
+  virtual void will_read(uint64_t /*offset*/, uint64_t /*length*/) {}
   // Writes the parts one after the other from `offset`, extending the file when needed.
   virtual void write(uint64_t offset, std::span<const Bytes> parts) = 0;
   // Makes the file's bytes and size durable (fdatasync).
