@@ -120,7 +120,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.product(USES, USES))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(USES, USES)))
 def test_two_uses_of_one_chunk(first, second):
     """Tensors of one chunk share its memory; a tensor and something else, or two of those, cannot have one chunk."""
     pair = {"d": {"x": USES[first], "y": USES[second]}}

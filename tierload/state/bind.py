@@ -136,7 +136,11 @@ class Binder:
             self.reader.arrived()
             module_binding.materialize(self.materials, memory)
             fills.copy()
-            for act in [*self.actions, *self.last]:
+            acts = [*self.actions, *self.last]
+            # They know the binder: the target would live on in a circle until the next collection.
+            self.actions.clear()
+            self.last.clear()
+            for act in acts:
                 act()
             return self._report(bound.tolist())
 
