@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder on tmpfs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierload-bench-") as inner:
+        yield Path(inner)
+
+
+@pytest.fixture
 def keep(scale: Scale, tmp_path: Path) -> Callable[[Result], None]:
     """Writes a result: into bench/results when it is a real one."""
 
@@ -76,6 +84,28 @@ def large(scale: Scale) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     items = scale.of(1 << 22, 1 << 15)
     return {f"layer.{n}": torch.empty(items).normal_(0, 0.02, generator=generator) for n in range(scale.of(64, 4))}
+
+
+@pytest.fixture(scope="session")
+def adamw(scale: Scale) -> dict[str, object]:
+    """What training with AdamW saves, 1 GiB of float32 in all: weights and both moments, distributed as early in a run.
+
+    Plain dicts, in the form of ``state_dict()``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count = scale.of(32, 4)
+    items = scale.of(1 << 30, 3 << 20) // (12 * count)
+
+    def normal(deviation: float) -> torch.Tensor:
+        return torch.empty(items).normal_(0, deviation, generator=generator)
+
+    numbers = range(count)
+    state = {
+        n: {"step": torch.tensor(100.0), "exp_avg": normal(1e-3), "exp_avg_sq": normal(1e-3).square_()} for n in numbers
+    }
+    group = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "params": list(numbers)}
+    weights = {f"layer.{n}.weight": normal(0.02) for n in numbers}
+    return {"model": weights, "optimizer": {"state": state, "param_groups": [group]}}
 
 
 def pytest_sessionfinish() -> None:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.hardware import describe
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "median",
     "ratios",
     "take_turns",
+    "tensors_of",
 ]
 
 Samples = dict[str, list[float]]
@@ -64,6 +67,13 @@ class Figure:
         """Of the task ``name``, with the processor's time: on a shared machine the part that is its own."""
         cpu = median(samples[f"{name}{CPU}"]) * 1e3
         return cls.of(what, [value * 1e3 for value in samples[name]], "ms", cpu=cpu, **more)
+
+    @classmethod
+    def against(cls, samples: Samples, name: str, rival: str, *, asked: float | None = None) -> Figure:
+        """The ratio of two tasks' times; ``asked`` is how many times as fast as the rival the first one has to be."""
+        note = "" if asked is None else f"asked: {asked} times as fast"
+        limit = None if asked is None else 1 / asked
+        return cls.of(f"{name} ÷ {rival}", ratios(samples[name], samples[rival]), "", limit=limit, note=note)
 
 
 @dataclass
@@ -175,6 +185,15 @@ def interleave(
         turns.after()
         return turns.samples
     return turns.without_first()
+
+
+def tensors_of(state: object) -> list[torch.Tensor]:
+    """Tensors of at least a page in nested dicts and lists: the bulk of what moves."""
+    if isinstance(state, torch.Tensor):
+        return [state] if state.nbytes >= 4096 else []
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in tensors_of(value)]
+    return []
 
 
 def drop_cached(path: Path) -> None:

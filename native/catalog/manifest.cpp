@@ -156,11 +156,15 @@ std::unique_ptr<Manifest> Manifest::open_unpinned(Storage& storage, uint64_t epo
 
 Manifest::Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row)
     : path_(std::move(path)), file_(std::move(file)), mapping_(std::move(mapping)) {
-  // A collector holds the exclusive lock only while it removes this very file, so the next open finds it gone.
-  lock_ = file_->try_lock(false);
-  if (!lock_ || !file_->linked()) throw IoError("open", path_, ENOENT);
+  if (!pin()) throw IoError("open", path_, ENOENT);
   check(row);
   check_rows();
+}
+
+bool Manifest::pin() {
+  // A collector holds the exclusive lock only while it removes this very file, so the next open finds it gone.
+  lock_ = file_->try_lock(false);
+  return lock_ != nullptr && file_->linked();
 }
 
 void Manifest::check(const RootRow& row) {

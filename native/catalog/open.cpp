@@ -234,7 +234,10 @@ std::string Catalog::check_commit(uint64_t txid) const {
 std::unique_ptr<Manifest> Catalog::open_manifest(uint64_t txid) {
   const CommitPtr commit = commit_of(txid);
   if (commit->root.size() != 1) throw UnsupportedError("a commit by several ranks needs a newer tierload");
-  if (head_manifest_ && commit == state_.head()) return std::move(head_manifest_);
+  if (head_manifest_ && commit == state_.head()) {
+    std::unique_ptr<Manifest> checked = std::move(head_manifest_);
+    if (checked->pin()) return checked;
+  }
   return Manifest::open(*storage_, commit->root[0], nullptr);
 }
 
@@ -266,6 +269,7 @@ void Catalog::check_head(bool keep) {
   std::unique_ptr<Manifest> manifest;
   head_damage_ = check(*head, manifest);
   if (keep && head_damage_.empty() && head->root.size() == 1) head_manifest_ = std::move(manifest);
+  if (head_manifest_) head_manifest_->unpin();
 }
 
 void Catalog::lock(bool take_over) {

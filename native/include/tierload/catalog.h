@@ -138,7 +138,7 @@ class Catalog {
   std::optional<JournalScan> scan(JournalName name, const StoreId* expected) const;
   Found find_journal(JournalName base, const StoreId* expected);
   void replay(const Found& found, bool for_writing);
-  // A reader keeps the manifest; while it lives, nobody can collect its files.
+  // A reader keeps the manifest, for whoever asks first.
   void check_head(bool keep);
   CommitPtr commit_of(uint64_t txid) const;
   std::string check(const Commit& commit, std::unique_ptr<Manifest>& manifest) const;

@@ -98,6 +98,10 @@ class Manifest {
   // Opens a shard that no commit pins any more, by what it says of itself. For collection only.
   static std::unique_ptr<Manifest> open_unpinned(Storage& storage, uint64_t epoch, uint64_t txid, uint32_t rank);
 
+  // Lets collection have its files; it may be used again once `pin` says that they are still there.
+  void unpin() { lock_.reset(); }
+  bool pin();
+
   const std::string& path() const { return path_; }
   uint32_t rank() const;
   uint32_t page_bytes() const;
