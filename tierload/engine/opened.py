@@ -48,7 +48,8 @@ class OpenStore:
         self.settings = settings or Settings()
         self._lock = threading.RLock()
         self._cached: tuple[int, CatalogView] | None = None
-        known = devices.remembered(self.path) or devices.UNKNOWN
+        self._known = devices.remembered(self.path)
+        known = self._known or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -39,12 +39,13 @@ class Store(OpenStore):
 
     def _device(self, nbytes: int) -> devices.Device:
         """What the store lies on; it is measured before the first large save."""
-        known = devices.remembered(self.path)
-        if known is None and nbytes >= _MEASURE_FROM and self.settings.compression == "auto":
-            # A disk that is too full to be measured may still take what changed; if not, the save says so itself.
-            with contextlib.suppress(OSError):
-                known = devices.calibrate(self.path)
-        return known or devices.UNKNOWN
+        if self._known is None and nbytes >= _MEASURE_FROM:
+            self._known = devices.remembered(self.path)  # another process may have measured it meanwhile
+            if self._known is None and self.settings.compression == "auto":
+                # A disk too full to be measured may still take what changed; if not, the save says so itself.
+                with contextlib.suppress(OSError):
+                    self._known = devices.calibrate(self.path)
+        return self._known or devices.UNKNOWN
 
     def save(
         self,

@@ -152,9 +152,8 @@ class Binder:
         tied = [fill for fill in self.materials if first.setdefault(id(fill.live), fill).view.chunk != fill.view.chunk]
         return [*tied, *(second for _, second in untie(self._fills))]
 
-    def _report(self, bound: Iterable[int]) -> LoadReport:
-        chunks = self.reader.memory.chunks
-        loaded = sorted({path.text() for path in self.loaded}.union(chunks.key(number) for number in bound))
+    def _report(self, bound: Sequence[int]) -> LoadReport:
+        loaded = sorted({path.text() for path in self.loaded}.union(self.reader.memory.chunks.keys_at(bound)))
         return self.problems.report(loaded, sorted(set(self._converted)), list(self.reader.notes))
 
     def bind_alike(

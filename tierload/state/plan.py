@@ -68,6 +68,8 @@ def plan_load(
     with paused_collection():
         reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
         state = reader.whole()
+        if not reader.late:
+            reader.release()  # before the collector runs again and looks through all nodes
     refuse_unused(wanted)
 
     def finish() -> object:

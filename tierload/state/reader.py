@@ -87,6 +87,15 @@ class Reader:
         self.ready = True
         self._objects.clear()
 
+    def release(self) -> None:
+        """Nothing will be decoded any more: let go of the document."""
+        self.root = None
+        self._views.clear()
+        self._made.clear()
+        self._tied.clear()
+        self._objects.clear()
+        self._numbered = None
+
     def check(self) -> None:
         """Look at every node once, so that a target is not compared with a damaged document.
 

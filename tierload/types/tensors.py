@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,14 @@ class ChunkTable:
             return key.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             raise CorruptStore(f"a key in the manifest is no UTF-8: {key[:40]!r}") from None
+
+    def keys_at(self, numbers: Sequence[int]) -> list[str]:
+        """The keys of some chunks."""
+        if not self.keys.isascii():
+            return [self.key(number) for number in numbers]
+        text, which = self.keys.decode("ascii"), list(numbers)
+        starts, lengths = self.key_offsets[which].tolist(), self.key_lengths[which].tolist()
+        return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
     def info(self, number: int) -> ChunkInfo:
         """One chunk by itself."""
