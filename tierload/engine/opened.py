@@ -48,8 +48,7 @@ class OpenStore:
         self.settings = settings or Settings()
         self._lock = threading.RLock()
         self._cached: tuple[int, CatalogView] | None = None
-        self._known = devices.remembered(self.path)
-        known = self._known or devices.UNKNOWN
+        known = devices.remembered(self.path) or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),

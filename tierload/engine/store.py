@@ -36,12 +36,15 @@ class Store(OpenStore):
 
     _outline: object = None  # of the last state that was saved
     _plan: PagePlan | None = None  # of its save
+    _known: devices.Device | None = None  # asked once, and again before large saves while nothing is known
+    _asked = False
 
     def _device(self, nbytes: int) -> devices.Device:
         """What the store lies on; it is measured before the first large save."""
-        if self._known is None and nbytes >= _MEASURE_FROM:
-            self._known = devices.remembered(self.path)  # another process may have measured it meanwhile
-            if self._known is None and self.settings.compression == "auto":
+        large = nbytes >= _MEASURE_FROM
+        if self._known is None and (large or not self._asked):
+            self._known, self._asked = devices.remembered(self.path), True
+            if self._known is None and large and self.settings.compression == "auto":
                 # A disk too full to be measured may still take what changed; if not, the save says so itself.
                 with contextlib.suppress(OSError):
                     self._known = devices.calibrate(self.path)
