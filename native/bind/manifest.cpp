@@ -61,8 +61,7 @@ void bind_manifest(nb::module_& module) {
              return segments[number].path();
            })
       .def(
-          "find",
-          [](nb::handle self, const nb::bytes& key) { return manifest_of(self).find(as_text(bytes_of(key))); },
+          "find", [](nb::handle self, const nb::bytes& key) { return manifest_of(self).find(as_text(bytes_of(key))); },
           nb::arg("key"), "The number of the chunk with a key, as UTF-8, or None.")
       .def(
           "key_of_page", [](nb::handle self, uint64_t page) { return to_bytes(manifest_of(self).key_of_page(page)); },

@@ -30,9 +30,7 @@ class NodeBuilder : public JsonHandler {
     open_.back().name = known;
   }
 
-  void open(bool object) override {
-    open_.push_back({made(object ? PyDict_New() : PyList_New(0)), {}, 0});
-  }
+  void open(bool object) override { open_.push_back({made(object ? PyDict_New() : PyList_New(0)), {}, 0}); }
 
   void close() override {
     const Open done = std::move(open_.back());

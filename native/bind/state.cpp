@@ -89,7 +89,8 @@ void bind_state_writer(nb::module_& module) {
       .def("append", &StateWriter::append, nb::arg("text"))
       .def("hole", &StateWriter::hole)
       .def_prop_ro("leaves", [](const StateWriter& self) { return self.leaves().count(); })
-      .def("leaf", &StateWriter::leaf, nb::arg("number"), nb::sig("def leaf(self, number: int) -> tuple[typing.Any, str, int]"))
+      .def("leaf", &StateWriter::leaf, nb::arg("number"),
+           nb::sig("def leaf(self, number: int) -> tuple[typing.Any, str, int]"))
       .def_prop_ro("tensors", &StateWriter::tensors, nb::sig("def tensors(self) -> list[object]"))
       .def(
           "shared",
@@ -103,8 +104,10 @@ void bind_state_writer(nb::module_& module) {
             return ChunkOrder(self.leaves(), shared, texts_of(more));
           },
           nb::arg("shared"), nb::arg("more"))
-      .def("alike", [](const StateWriter& self, const StateWriter& other) { return self.leaves().alike(other.leaves()); },
-           nb::arg("other"))
+      .def(
+          "alike",
+          [](const StateWriter& self, const StateWriter& other) { return self.leaves().alike(other.leaves()); },
+          nb::arg("other"))
       .def("release", &StateWriter::release)
       .def(
           "table",

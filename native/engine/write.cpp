@@ -17,7 +17,7 @@ namespace tierload {
 namespace {
 
 constexpr uint64_t write_call_bytes = 8u << 20;
-constexpr uint64_t little_bytes = 1u << 20;  // done in the time that threads take to start
+constexpr uint64_t little_bytes = 1u << 20;     // done in the time that threads take to start
 constexpr uint64_t slot_bytes_max = 64u << 20;  // raw bytes of all pages on their way; scratch is about twice that
 
 // Four pages a worker keep everybody busy, as far as memory allows.

@@ -168,7 +168,8 @@ std::string_view JsonReader::string(bool& ascii) {
     if (at_ == text_.size()) refuse("a string without end");
     const char c = text_[at_];
     if (c == '"') break;
-    if (const auto byte = static_cast<unsigned char>(c); byte < ' ' || byte > 0x7F) refuse("a byte that is not ASCII's");
+    if (const auto byte = static_cast<unsigned char>(c); byte < ' ' || byte > 0x7F)
+      refuse("a byte that is not ASCII's");
     if (c == '\\') {
       if (!escaped) unescaped_.assign(text_, start, at_ - start);
       escaped = true;

@@ -1,5 +1,5 @@
-// A strict reader of JSON in ASCII, as the state document is (docs/FORMAT.md section 8): it trusts nothing, keeps its own
-// stack, and tells a handler what it meets.
+// A strict reader of JSON in ASCII, as the state document is (docs/FORMAT.md section 8): it trusts nothing, keeps its
+// own stack, and tells a handler what it meets.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,8 @@ namespace {
 // The first bytes of a key after `skip`, as a number in the order of the keys.
 uint64_t prefix_of(std::string_view key, size_t skip) {
   std::array<char, 8> bytes{};
-  if (key.size() > skip) std::memcpy(bytes.data(), key.data() + skip, std::min<size_t>(key.size() - skip, bytes.size()));
+  if (key.size() > skip)
+    std::memcpy(bytes.data(), key.data() + skip, std::min<size_t>(key.size() - skip, bytes.size()));
   uint64_t number = 0;
   for (const char byte : bytes) number = number << 8 | static_cast<unsigned char>(byte);
   return number;

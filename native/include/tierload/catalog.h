@@ -96,7 +96,8 @@ class Catalog {
   const std::string& head_damage() const { return head_damage_; }
   // The same of any commit. Pages are not read.
   std::string check_commit(uint64_t txid) const;
-  // The manifest of a commit by one rank, verified: when the commit is the head, just now or, once, when a reader opened.
+  // The manifest of a commit by one rank, verified: when the commit is the head, just now or, once, when a reader
+  // opened.
   std::unique_ptr<Manifest> open_manifest(uint64_t txid);
 
   std::unique_ptr<Transaction> begin();
