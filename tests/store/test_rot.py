@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import tierload
+from tests.rescue.support import flip
 from tests.state.alike import assert_alike
 from tests.store.ondisk import SECTOR, PageAt, files_of, journal_end, pages_of, sectors_up
 from tests.store.support import (
@@ -277,3 +278,28 @@ def test_a_head_whose_manifests_are_both_damaged(sample: Sample, ram: Path) -> N
         assert_alike(store.load(), sample.contents[sample.head])
     with tierload.open(path) as store:
         assert_alike(store.load(), sample.contents[sample.head])
+
+
+def test_every_part_of_a_large_manifest_is_verified(ram: Path) -> None:
+    """One of many MiB is verified by several threads; what each of them finds is told, the first of it."""
+    path = ram / "store"
+    state = {f"layer.{number}.scale": torch.tensor(float(number)) for number in range(80_000)}
+    with tierload.Store(path, mode="w") as store:
+        store.save(state, step=1)
+    (manifest,) = (each for each in (path / "man").iterdir() if not each.name.endswith(".m"))
+    size = manifest.stat().st_size
+    assert size > 8 << 20
+    leaf = 64 << 10
+    later = size - 2 * leaf
+    flip(manifest, later)  # it is not the one to be named
+    for offset in (300, leaf, size // 4, size // 2 - 1, size // 2 + leaf, 3 * size // 4, later - leaf):
+        flip(manifest, offset)
+        with tierload.open(path) as store:
+            problem, mirror = store._native.check_manifests(1)
+            assert f"at byte {offset // leaf * leaf} do not match" in problem
+            assert mirror == ""
+            assert store.info("layer.77.scale").nbytes == 4, "the mirror serves"
+        flip(manifest, offset)
+    flip(manifest, later)
+    with tierload.open(path) as store:
+        assert store._native.check_manifests(1) == ("", "")
