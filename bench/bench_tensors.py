@@ -28,8 +28,8 @@ def test_hundred_thousand(benchmark, scale, folder, keep):
         f"{count:,} small tensors",
         "Scalars of float32 in one dict, each with a storage of its own. All tasks run in turn, in one process; saves "
         "are durable, `torch.save` is too (synced and renamed). `load` makes new tensors, `load into` fills the ones "
-        "that there are. `open and look up` opens the store, verifies the manifest and finds one key; it is warm: the same "
-        "was done just before.",
+        "that there are. `open and look up` opens the store, verifies the manifest and finds one key; it is warm: the "
+        "same was done just before.",
         folder,
     )
     state = many_tensors(count)
