@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -98,6 +99,17 @@ def test_an_interrupt_at_any_line_leaves_the_store_usable(store: Path) -> None:
     assert not unreferenced(store)
 
 
+def seconds_of_a_save(store: Path, noise: torch.Tensor) -> float:
+    """What a save of this takes here and now, so that alarms come within one on any machine."""
+    taken = []
+    for number in range(5):
+        noise[0] = number
+        start = time.perf_counter()
+        tierload.save({"number": number, "noise": noise}, store.with_name("timed"))
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
 def test_an_interrupt_at_any_moment(store: Path) -> None:
     """Control-C by a timer, in the midst of saves of 16 MiB: in the native core too, where it waits for its end."""
     chance = random.Random(5)
@@ -107,13 +119,14 @@ def test_an_interrupt_at_any_moment(store: Path) -> None:
         raise KeyboardInterrupt
 
     tierload.save({"number": 0, "noise": noise}, store)  # an interrupt may come before there is a store, too
+    seconds = seconds_of_a_save(store, noise)
     before = signal.signal(signal.SIGALRM, interrupt)
     newest, interrupted = 0, 0
     try:
         for number in range(1, 21):
             noise[number] += 1
             state = {"number": number, "noise": noise}
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0003, 0.015))
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.02, 1) * seconds)
             try:
                 tierload.save(state, store, step=number)
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -144,11 +157,12 @@ def test_a_save_from_a_signal_handler(store: Path) -> None:
         except tierload.TierloadError as error:
             told.append(str(error))
 
+    seconds = seconds_of_a_save(store, noise)
     before = signal.signal(signal.SIGALRM, handler)
     try:
         for number in range(1, 11):
             noise[number] += 1
-            signal.setitimer(signal.ITIMER_REAL, 0.002 * number)
+            signal.setitimer(signal.ITIMER_REAL, seconds * number / 11)
             tierload.save({"number": number, "noise": noise}, store, step=number)
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:

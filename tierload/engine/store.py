@@ -72,6 +72,7 @@ class Store(OpenStore):
         with self._lock:
             self._outline = flat.outline
             view = self._view()
+            cached = self._cached
             every = self.settings.full_every
             fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
             saved = saving.save_state(
@@ -87,9 +88,10 @@ class Store(OpenStore):
                 tags=tags,
             )
             self._plan = saved.plan
-            if not tags:
+            # A signal handler may save or tag in the midst of this: then the list of commits is read anew.
+            if not tags and self._cached is cached:
                 view.append(saved.record)
-                self._cached = (self._native.last_lsn, view)
+                self._cached = (saved.record.lsn, view)
             commit = self._view()[saved.record.txid]
         return SaveReport(
             commit=commit,
@@ -159,10 +161,11 @@ class Store(OpenStore):
         becomes durable with the next commit or synced record. A rollback brings back the value of its time."""
         document = values.encode_recorded(key, value, step)
         with self._lock:
-            known = self._cached is not None and self._cached[0] == self._native.last_lsn
+            cached = self._cached
+            known = cached is not None and cached[0] == self._native.last_lsn
             lsn = self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
-            if known and self._cached is not None:  # commits and tags are what they were
-                self._cached = (self._native.last_lsn, self._cached[1])
+            if known and cached is not None and self._cached is cached:  # commits and tags are what they were
+                self._cached = (lsn, cached[1])
             return lsn
 
     def collect(
