@@ -40,3 +40,13 @@ def test_ties_are_found_without_comparing_all_pairs():
         first = processor_seconds(lambda s=small: flatten(s))
         second = processor_seconds(lambda s=large: flatten(s))
         assert second < 40 * first + 0.5, "ten times the views take about ten times as long"
+
+
+def test_keys_by_name_are_found_without_comparing_all_pairs():
+    def named(count):
+        state = {f"block.{number}": {"w": torch.ones(1), "b": torch.ones(1)} for number in range(count)}
+        saved = stored(flatten(state))
+        return lambda: plan_load(saved.document, saved.chunks, keys=[f"block.{number}/w" for number in range(count)])
+
+    first, second = (processor_seconds(named(count)) for count in (1_000, 10_000))
+    assert second < 40 * first + 0.5, "ten times the keys take about ten times as long"

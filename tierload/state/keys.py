@@ -148,6 +148,11 @@ _MAGIC = re.compile(r"[*?\[]")
 _ESCAPED = re.compile(r"\[([*?\[])\]")  # as glob.escape writes a character that stands for itself
 
 
+def _above(key: str) -> list[str]:
+    """The keys of the containers that hold a key, but for the state itself."""
+    return [key[:end] for end, letter in enumerate(key) if letter == "/"]
+
+
 class KeyFilter:
     """Which keys a load wants: shell patterns over whole keys, where ``*`` also matches ``/``.
 
@@ -166,24 +171,27 @@ class KeyFilter:
                 self._rules.append((pattern, rule))
             else:
                 self._whole[_ESCAPED.sub(r"\1", pattern)] = pattern
+        self._elements: dict[str, set[str]] = {}  # of the containers above whole keys, what leads to those
+        for key in self._whole:
+            for above in _above(key):
+                self._elements.setdefault(above, set()).add(key[len(above) + 1 :].split("/", 1)[0])
+            self._elements.setdefault("", set()).add(key.split("/", 1)[0])
 
     def wants(self, path: Path) -> bool:
         """Whether the value at ``path`` is wanted."""
         key = path.text()
         found = [pattern for pattern, rule in self._rules if rule.match(key)]
         if self._whole:
-            above = [key[:end] for end, letter in enumerate(key) if letter == "/"]
-            found += [self._whole[name] for name in (key, *above) if name in self._whole]
+            found += [self._whole[name] for name in (key, *_above(key)) if name in self._whole]
         self._used.update(found)
         return bool(found)
 
     def below(self, path: Path) -> set[str] | None:
         """The elements (as text) of what is wanted inside the container at ``path``; None when it may be anything."""
         key = path.text()
-        lead = f"{key}/" if key else ""
-        if self._rules or any(key == whole or key.startswith(f"{whole}/") for whole in self._whole):
+        if self._rules or any(name in self._whole for name in (key, *_above(key))):
             return None
-        return {whole[len(lead) :].split("/", 1)[0] for whole in self._whole if whole.startswith(lead)}
+        return self._elements.get(key, set())
 
     def unused(self) -> list[str]:
         """The patterns that have matched nothing so far."""
