@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -117,23 +118,40 @@ class Trainer:
 def kill_in_save(trainer: Trainer, store: Path, share: float = 0.4, patience_s: float = 60.0) -> dict[str, int]:
     """Waits until the save that has just begun has written a good part of its segment, then sends SIGKILL.
 
-    Returns the sizes of the files that were not there before, by name. ``share`` is of the last save's segment.
+    Returns the bytes written of the files that were not there before, by name. ``share`` is of the last save's segment.
     """
-    before = _sizes(store)
+    before = _written(store)
     wanted = share * max(size for name, size in before.items() if name.startswith("seg/"))
     end = time.monotonic() + patience_s
     while time.monotonic() < end and trainer.process.poll() is None:
-        for entry in os.scandir(store / "seg"):
-            if f"seg/{entry.name}" not in before and entry.stat().st_size >= wanted:
+        for path in (store / "seg").iterdir():
+            if f"seg/{path.name}" not in before and _data_of(path) >= wanted:
                 trainer.kill()
-                return {name: size for name, size in _sizes(store).items() if name not in before}
+                return {name: size for name, size in _written(store).items() if name not in before}
         time.sleep(0.0005)
     trainer.kill()
     raise RuntimeError(f"no save was seen to write a segment in {store}/seg within {patience_s} s")
 
 
-def _sizes(store: Path) -> dict[str, int]:
-    return {str(path.relative_to(store)): path.stat().st_size for path in store.rglob("*") if path.is_file()}
+def _written(store: Path) -> dict[str, int]:
+    return {str(path.relative_to(store)): _data_of(path) for path in store.rglob("*") if path.is_file()}
+
+
+def _data_of(path: Path) -> int:
+    """Bytes of a file that have been written: a segment is given room for all of them before the first."""
+    total, at = 0, 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while True:
+            at = os.lseek(descriptor, at, os.SEEK_DATA)
+            end = os.lseek(descriptor, at, os.SEEK_HOLE)
+            total, at = total + end - at, end
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no more data
+            raise
+        return total
+    finally:
+        os.close(descriptor)
 
 
 def copy_with_flip(store: Path, copy: Path, segment: str, offset: int) -> None:
