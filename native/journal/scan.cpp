@@ -34,7 +34,7 @@ struct Copy {
 };
 
 // More than any journal holds: it rolls at 16 MiB, and a group and a snapshot have at most 64 MiB each.
-constexpr uint64_t journal_bytes_max = 192u << 20;
+constexpr uint64_t journal_bytes_max = 160u << 20;
 
 Copy read_copy(Storage& storage, JournalName name, char letter) {
   Copy copy{letter, nullptr, {}, false};

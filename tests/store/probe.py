@@ -19,7 +19,7 @@ from tierload import TierloadError
 Outcomes = dict[str, tuple[str, str]]
 """By call: the class of the error ("" for none, "!" before one that tierload did not raise on purpose), its text."""
 
-MEMORY_MIB = 256  # a journal of up to 192 is read at once (native/journal/scan.cpp)
+MEMORY_MIB = 192
 SECONDS = 4
 
 
