@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,20 +29,10 @@ struct Task {
   std::vector<double> seconds;
 };
 
-struct Variant {
-  const char* name;
-  const PlaneKernel* kernel;
-};
-
-std::vector<Variant> variants() {
-  std::vector<Variant> found = {{"base", &planes_base}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) found.push_back({"avx2", &planes_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
-    found.push_back({"avx512bw", &planes_avx512bw});
-  }
-#endif
-  return found;
+std::span<const PlaneKernel* const> kernels() {
+  size_t count = 0;
+  const PlaneKernel* const* const here = plane_kernels_here(&count);
+  return {here, count};
 }
 
 double gigabytes_per_second(size_t bytes, Task& task) {
@@ -69,9 +60,9 @@ int main(int argc, char** argv) {
       stored[p] = planes[p] + header;
     }
     for (const bool rotate : {false, true}) {
-      for (const Variant& variant : variants()) {
-        const PlaneKernel& kernel = *variant.kernel;
-        const std::string name = std::to_string(item_size) + (rotate ? " bytes, rotated, " : " bytes, ") + variant.name;
+      for (const PlaneKernel* const kernel_at : kernels()) {
+        const PlaneKernel& kernel = *kernel_at;
+        const std::string name = std::to_string(item_size) + (rotate ? " bytes, rotated, " : " bytes, ") + kernel.name;
         tasks.push_back(
             {"split " + name,
              [=, &kernel] { split_items(kernel, raw, bytes / item_size, item_size, rotate, planes.data()); },

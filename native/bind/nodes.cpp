@@ -86,12 +86,16 @@ bool is_scalar(PyObject* node) {
          PyFloat_CheckExact(node);
 }
 
+namespace {
+
 bool holds_others(PyObject* node) {
   if (is_scalar(node)) return false;
   if (!PyDict_CheckExact(node) || PyDict_GET_SIZE(node) != 1) return true;
   static PyObject* const t = PyUnicode_InternFromString("t");  // never destroyed
   return PyDict_Contains(node, t) != 1;
 }
+
+}  // namespace
 
 nb::list inner_nodes(const nb::object& container) {
   nb::list inner;

@@ -10,9 +10,8 @@ nb::object parse_nodes(std::string_view document);
 
 // Whether a node is its own value.
 bool is_scalar(PyObject* node);
-// Whether a node may hold others: it is no scalar and no tensor. Few nodes of a large state do.
-bool holds_others(PyObject* node);
-// Key or index, and node, of the members of a dict or list that hold others.
+// Key or index, and node, of the members of a dict or list that may hold others: those that are no scalars and no
+// tensors. Few nodes of a large state do.
 nb::list inner_nodes(const nb::object& container);
 
 }  // namespace tierload

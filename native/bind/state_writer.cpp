@@ -3,7 +3,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <charconv>
 #include <cmath>
 
 #include "bind/texts.h"

@@ -12,21 +12,32 @@ namespace {
 
 using Byte = unsigned char;
 
-const PlaneKernel& choose() {
+struct Here {
+  std::array<const PlaneKernel*, 3> kernels = {&planes_base};
+  size_t count = 1;
+
+  Here() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) return planes_avx512bw;
-  if (__builtin_cpu_supports("avx2")) return planes_avx2;
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) kernels[count++] = &planes_avx2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) kernels[count++] = &planes_avx512bw;
 #endif
-  return planes_base;
+  }
+};
+
+const Here& here() {
+  static const Here found;
+  return found;
 }
 
-const PlaneKernel& kernel() {
-  static const PlaneKernel& chosen = choose();
-  return chosen;
-}
+const PlaneKernel& kernel() { return *here().kernels[here().count - 1]; }
 
 }  // namespace
+
+const PlaneKernel* const* plane_kernels_here(size_t* count) {
+  *count = here().count;
+  return here().kernels.data();
+}
 
 void split_items(const PlaneKernel& with, const Byte* raw, size_t items, size_t item_size, bool rotate,
                  Byte* const* planes) {

@@ -66,5 +66,6 @@ struct Simd {
 }  // namespace tierload
 
 #define TIERLOAD_PLANE_KERNEL planes_avx2
+#define TIERLOAD_PLANE_KERNEL_NAME "avx2"
 #include "codec/planes_kernel.inc"
 #endif

@@ -78,5 +78,6 @@ struct Simd {
 }  // namespace tierload
 
 #define TIERLOAD_PLANE_KERNEL planes_avx512bw
+#define TIERLOAD_PLANE_KERNEL_NAME "avx512bw"
 #include "codec/planes_kernel.inc"
 #endif

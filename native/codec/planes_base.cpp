@@ -80,6 +80,6 @@ size_t merge_all(const Byte* const* planes, size_t items, size_t item_size, bool
 
 }  // namespace
 
-extern const PlaneKernel planes_base = {split_all, merge_all};
+extern const PlaneKernel planes_base = {"base", split_all, merge_all};
 
 }  // namespace tierload
