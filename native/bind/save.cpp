@@ -24,7 +24,8 @@ std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
   return views;
 }
 
-// A transaction and what was written into it.
+// A transaction and what was written into it. write, write_manifest and flush need no lock of the store's; making one,
+// commit and abort do.
 class Save {
  public:
   explicit Save(Store& store) : catalog_(store.shared()), transaction_(catalog_->begin()) {}
@@ -72,9 +73,8 @@ class Save {
     written_ = write_pages(open(), sources, parent ? parent->manifest.get() : nullptr, options, progress);
   }
 
-  CommitPtr commit(std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
-                   const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys,
-                   const nb::bytes& state, const std::vector<std::string>& tags) {
+  void write_manifest(uint32_t page_bytes, const Array<uint8_t>& chunks, const Array<uint8_t>& dims,
+                      const nb::bytes& keys, const nb::bytes& state) {
     const auto chunk_rows = rows_of<ChunkRow>(chunks);
     const auto dim_rows = rows_of<int64_t>(dims);
     ManifestParts parts;
@@ -85,13 +85,24 @@ class Save {
     parts.dims = dim_rows;
     parts.keys = bytes_of(keys);
     parts.state = bytes_of(state);
+    const nb::gil_scoped_release release;
+    root_ = {open().write_manifest(parts)};
+  }
+
+  void flush() {
+    const nb::gil_scoped_release release;
+    open().flush();
+  }
+
+  CommitPtr commit(std::optional<int64_t> step, const nb::bytes& meta, const std::vector<std::string>& tags) {
+    if (root_.empty()) throw UsageError("this save has no manifest yet");
     Commit draft;
     draft.step = step;
     draft.meta = std::string(as_text(bytes_of(meta)));
     draft.raw_bytes = written_.raw_bytes;
     draft.written_bytes = written_.written_bytes;
+    draft.root = root_;
     const nb::gil_scoped_release release;
-    draft.root = {open().write_manifest(parts)};
     const CommitPtr done = open().commit(std::move(draft), tags);
     transaction_ = nullptr;
     return done;
@@ -117,6 +128,7 @@ class Save {
   std::shared_ptr<Catalog> catalog_;  // outlives the transaction, even when the store is closed meanwhile
   std::unique_ptr<Transaction> transaction_;
   WriteResult written_;
+  std::vector<RootRow> root_;
 };
 
 }  // namespace
@@ -128,17 +140,17 @@ void bind_save(nb::module_& module) {
            nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
            nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"),
            nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("progress").none())
+      .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
+           nb::arg("keys"), nb::arg("state"))
+      .def("flush", &Save::flush, "Makes what was written durable, so that commit is short.")
       .def(
           "commit",
-          [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, uint32_t page_bytes,
-             const Array<uint8_t>& chunks, const Array<uint8_t>& dims, const nb::bytes& keys, const nb::bytes& state,
-             const std::vector<nb::bytes>& tags) {
+          [](Save& self, std::optional<int64_t> step, const nb::bytes& meta, const std::vector<nb::bytes>& tags) {
             std::vector<std::string> names;
             for (const nb::bytes& tag : tags) names.emplace_back(as_text(bytes_of(tag)));
-            return shared(self.commit(step, meta, page_bytes, chunks, dims, keys, state, names));
+            return shared(self.commit(step, meta, names));
           },
-          nb::arg("step").none(), nb::arg("meta"), nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
-          nb::arg("keys"), nb::arg("state"), nb::arg("tags"))
+          nb::arg("step").none(), nb::arg("meta"), nb::arg("tags"))
       .def("abort", &Save::abort)
       .def_prop_ro("compression", &Save::compression, "What was chosen.")
       .def_prop_ro("pages", [](const Save& self) { return self.written().pages.size(); })

@@ -66,7 +66,7 @@ void bind_store(nb::module_& module) {
       .def_ro("freed_bytes", &CollectResult::freed_bytes)
       .def_ro("pinned", &CollectResult::pinned);
 
-  nb::class_<Store>(module, "Store", "An open store; see tierload/catalog.h. One call at a time.")
+  nb::class_<Store>(module, "Store", "An open store; see tierload/catalog.h, also for its threads.")
       .def(nb::init<const std::string&, bool, const std::string&, bool, Faults*, uint64_t, uint32_t, uint32_t>(),
            nb::arg("path"), nb::arg("writable"), nb::arg("holder"), nb::arg("take_over"), nb::arg("faults").none(),
            nb::arg("journal_roll_bytes"), nb::arg("block_bytes"), nb::arg("depth"), nb::keep_alive<1, 6>())

@@ -22,11 +22,11 @@ constexpr uint64_t queued_bytes_max = 16u << 20;  // of records that wait for a 
 }  // namespace
 
 Transaction::Transaction(Catalog& catalog, uint64_t txid) : catalog_(catalog), txid_(txid) {
-  catalog.in_transaction_ = true;
+  catalog.in_flight_ = txid;
 }
 
 Transaction::~Transaction() {
-  catalog_.in_transaction_ = false;
+  catalog_.in_flight_ = 0;
   if (committed_ || catalog_.owner_ != getpid()) return;  // a forked child's copy owns nothing
   appender_ = nullptr;
   segment_ = nullptr;
@@ -40,9 +40,20 @@ Transaction::~Transaction() {
   }
 }
 
-void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
+void Transaction::check_usable() const {
   catalog_.check_usable();
+  if (failed_) throw UsageError("this save failed earlier, so it can only be given up");
+}
+
+void Transaction::fail(const IoError& error, bool sync_failed) {
+  failed_ = true;
+  catalog_.fail(error, sync_failed);
+}
+
+void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
+  check_usable();
   close_segment();
+  wrote_something();
   row = {catalog_.epoch_, txid_, 0, segments_++, 0};
   const std::string path = row.path();
   segment_ = catalog_.storage_->open(path, OpenMode::create);
@@ -51,10 +62,11 @@ void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
 }
 
 void Transaction::append(std::span<const Bytes> parts) {
+  check_usable();
   try {
     appender_->append(parts);
   } catch (const IoError& error) {
-    catalog_.fail(error, false);
+    fail(error, false);
     throw;
   }
 }
@@ -65,13 +77,13 @@ void Transaction::close_segment() {
   try {
     appender_->finish();
   } catch (const IoError& error) {
-    catalog_.fail(error, false);
+    fail(error, false);
     throw;
   }
   try {
     if (catalog_.options_.mutant != Mutant::no_segment_sync) segment_->sync();
   } catch (const IoError& error) {
-    catalog_.fail(error, true);
+    fail(error, true);
     throw;
   }
   appender_ = nullptr;
@@ -79,18 +91,19 @@ void Transaction::close_segment() {
 }
 
 RootRow Transaction::write_manifest(ManifestParts parts) {
-  catalog_.check_usable();
+  check_usable();
   parts.epoch = catalog_.epoch_;
   parts.txid = txid_;
   const EncodedManifest encoded = encode_manifest(parts);
   const std::string path = manifest_path(parts.epoch, txid_, parts.rank);
+  wrote_something();
   for (const std::string& copy : {path, path + ".m"}) {
     manifest_files_.push_back(catalog_.storage_->open(copy, OpenMode::create));
     paths_.push_back(copy);
     try {
       manifest_files_.back()->write(0, encoded.file);
     } catch (const IoError& error) {
-      catalog_.fail(error, false);
+      fail(error, false);
       throw;
     }
   }
@@ -103,10 +116,14 @@ RootRow Transaction::write_manifest(ManifestParts parts) {
   return row;
 }
 
-CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags) {
-  Catalog& catalog = catalog_;
-  catalog.check_usable();
-  const Mutant mutant = catalog.options_.mutant;
+void Transaction::wrote_something() {
+  if (catalog_.options_.mutant != Mutant::flush_once) flushed_ = false;
+}
+
+void Transaction::flush() {
+  check_usable();
+  if (flushed_) return;
+  const Mutant mutant = catalog_.options_.mutant;
   close_segment();
   try {
     if (mutant != Mutant::no_manifest_sync) {
@@ -116,21 +133,33 @@ CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags
       }
     }
     if (mutant != Mutant::no_directory_sync) {
-      if (segments_ > 0) catalog.storage_->sync_dir("seg");
-      if (!manifest_files_.empty()) catalog.storage_->sync_dir("man");
+      if (segments_ > 0) catalog_.storage_->sync_dir("seg");
+      if (!manifest_files_.empty()) catalog_.storage_->sync_dir("man");
     }
   } catch (const IoError& error) {
-    catalog.fail(error, true);
+    fail(error, true);
     throw;
   }
+  manifest_files_.clear();
+  flushed_ = true;
+}
+
+CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags) {
+  flush();
+  Catalog& catalog = catalog_;
   for (const std::string& tag : tags) catalog.check_tag_name(tag);  // before anything is queued
   const CommitPtr head = catalog.state_.head();
   draft.txid = txid_;
   draft.previous = head ? head->id : Digest{};
   if (!draft.rollback) draft.parent = head ? head->txid : 0;
   const size_t queued = catalog.unsynced_.size();
-  catalog.append(RecordType::commit, txid_, encode_commit(draft));
-  for (const std::string& tag : tags) catalog.append_tag(tag, txid_);
+  try {
+    catalog.append(RecordType::commit, txid_, encode_commit(draft));
+    for (const std::string& tag : tags) catalog.append_tag(tag, txid_);
+  } catch (const UsageError&) {
+    catalog.take_back(queued);  // the catalog has room for the commit, but not for its tags
+    throw;
+  }
   // From the first byte of COMMIT on, this attempt may be found committed by whoever opens the store next: its files
   // must stay, whatever happens here.
   committed_ = true;
@@ -146,7 +175,7 @@ CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags
 
 std::unique_ptr<Transaction> Catalog::begin() {
   check_usable();
-  if (in_transaction_) throw UsageError("a save into " + storage_->name() + " is already under way");
+  if (in_flight_ != 0) throw UsageError("a save into " + storage_->name() + " is already under way");
   roll_if_long();
   try {
     journal_->reserve(commit_headroom);
@@ -167,12 +196,14 @@ uint64_t Catalog::change(const std::string& key, std::optional<std::string> valu
   if (sync || queued_bytes_ > queued_bytes_max) {
     sync_records(unsynced_.size() - 1);
     roll_if_long();
+  } else {
+    keep_commit_room();
   }
   return lsn;
 }
 
 void Catalog::flush() {
-  if (journal_ && owner_ == getpid() && !unsynced_.empty() && poison_.empty()) sync_records(unsynced_.size());
+  if (journal_ && owner_ == getpid() && !unsynced_.empty() && poison().empty()) sync_records(unsynced_.size());
 }
 
 uint64_t Catalog::tag(const std::string& name, uint64_t txid) {
@@ -248,6 +279,28 @@ uint64_t Catalog::append(RecordType type, uint64_t txid, const std::vector<std::
 void Catalog::sync_records(size_t kept_on_full_disk) {
   sync_journal(kept_on_full_disk);
   check_fence();
+  keep_commit_room();
+}
+
+// What is acknowledged beside a transaction takes of the room that begin() made for its COMMIT. On a full disk records
+// go before it: they are acknowledged as long as they fit, and a COMMIT that does not is a clean abort.
+void Catalog::keep_commit_room() {
+  if (in_flight_ == 0) return;
+  try {
+    journal_->reserve(commit_headroom);
+  } catch (const IoError& error) {
+    fail(error, false);
+    if (!error.out_of_space()) throw;
+  }
+}
+
+// Takes the newest records back that wait for a sync, down to `kept`.
+void Catalog::take_back(size_t kept) {
+  while (unsynced_.size() > kept) {
+    state_.undo(unsynced_.back());
+    unsynced_.pop_back();
+    journal_->drop_newest();
+  }
 }
 
 void Catalog::sync_journal(size_t kept_on_full_disk) {
@@ -255,15 +308,11 @@ void Catalog::sync_journal(size_t kept_on_full_disk) {
     journal_->sync();
   } catch (const IoError& error) {
     if (journal_->poisoned()) {
-      poison_ = error.what();
+      poison(error.what());
     } else {
       // The disk was full before a byte of the group was written: the newest records have not happened, and what was
       // queued before them waits for the next sync.
-      while (unsynced_.size() > kept_on_full_disk) {
-        state_.undo(unsynced_.back());
-        unsynced_.pop_back();
-        journal_->drop_newest();
-      }
+      take_back(kept_on_full_disk);
     }
     throw;
   }
@@ -278,42 +327,52 @@ void Catalog::check_fence() {
   try {
     super = read_super(*storage_);
   } catch (const IoError& error) {
-    poison_ = error.what();  // whether another writer took over is unknown, so nothing more is acknowledged
+    poison(error.what());  // whether another writer took over is unknown, so nothing more is acknowledged
     throw;
   }
   if (!super.present || !lock_file_->linked()) {
-    poison_ = "its directory was removed, or another writer took it over";
-    throw FencedError(storage_->name() + ": " + poison_ + "; what this one did since does not count");
+    poison("its directory was removed, or another writer took it over");
+    throw FencedError(storage_->name() + ": " + poison() + "; what this one did since does not count");
   }
   if (super.best && super.best->epoch > epoch_) {
-    poison_ = "another writer took the store over (epoch " + std::to_string(super.best->epoch) + ", ours is " +
-              std::to_string(epoch_) + ")";
-    throw FencedError(storage_->name() + ": " + poison_ + "; what this one did since does not count");
+    poison("another writer took the store over (epoch " + std::to_string(super.best->epoch) + ", ours is " +
+           std::to_string(epoch_) + ")");
+    throw FencedError(storage_->name() + ": " + poison() + "; what this one did since does not count");
   }
 }
 
 void Catalog::close() {
   flush();
-  poison_ = "it was closed";
+  if (owner_ == getpid()) poison("it was closed");  // a fork may have come while another thread held the mutex
   journal_ = nullptr;
   lock_ = nullptr;
   lock_file_ = nullptr;
 }
 
 void Catalog::check_usable() const {
-  if (!journal_ && poison_.empty()) throw UsageError(storage_->name() + " is open for reading only");
+  if (owner_ == 0) throw UsageError(storage_->name() + " is open for reading only");
   if (owner_ != getpid()) {
     throw UsageError(storage_->name() + " was opened for writing by process " + std::to_string(owner_) +
                      ", which holds it; a forked process has to open it itself");
   }
-  if (!poison_.empty()) {
-    throw PoisonedError(storage_->name() + ": this writer failed earlier (" + poison_ +
+  if (const std::string why = poison(); !why.empty()) {
+    throw PoisonedError(storage_->name() + ": this writer failed earlier (" + why +
                         ") and acknowledges nothing more; open the store anew");
   }
 }
 
 void Catalog::fail(const IoError& error, bool sync_failed) {
-  if (sync_failed || !error.out_of_space()) poison_ = error.what();
+  if (sync_failed || !error.out_of_space()) poison(error.what());
+}
+
+void Catalog::poison(std::string why) {
+  const std::lock_guard guard(poison_mutex_);
+  poison_ = std::move(why);
+}
+
+std::string Catalog::poison() const {
+  const std::lock_guard guard(poison_mutex_);
+  return poison_;
 }
 
 void Catalog::roll_if_long() {
@@ -328,9 +387,10 @@ void Catalog::roll_if_long() {
   } catch (const IoError& error) {
     // A journal that may be complete on disk would win over the old one at the next open, and hide what the old one
     // gets from now on. So nothing more is acknowledged.
-    poison_ = std::string("rolling the journal failed: ") + error.what();
+    poison(std::string("rolling the journal failed: ") + error.what());
     throw;
   }
+  keep_commit_room();
 }
 
 }  // namespace tierload

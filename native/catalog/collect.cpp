@@ -46,7 +46,6 @@ uint64_t punch_gaps(Storage& storage, const std::string& path, const std::map<ui
 
 CollectResult Catalog::collect(const std::vector<uint64_t>& drop) {
   check_usable();
-  if (in_transaction_) throw UsageError("collect() has to wait for the save that is under way");
   std::set<uint64_t> dropped(drop.begin(), drop.end());
   std::vector<CommitPtr> entries;
   for (const uint64_t txid : dropped) {
@@ -81,6 +80,12 @@ CollectResult Catalog::collect(const std::vector<uint64_t>& drop) {
 }
 
 void Catalog::sweep(CollectResult& result) {
+  // A newer writer's files are not ours to judge, nor are those of the save that is under way: what it refers to beside
+  // them is live by its parent's manifest, which it holds as a reader does.
+  const bool spare = options_.mutant != Mutant::in_flight_is_garbage;
+  const auto ours = [&](const DataName& name) {
+    return name.epoch < epoch_ || (name.epoch == epoch_ && !(spare && in_flight_ == name.txid));
+  };
   // What is live: every manifest of a commit, and every other one that a reader holds. When one of them cannot be
   // read, nothing is freed.
   std::set<ManifestId> live;
@@ -95,8 +100,7 @@ void Catalog::sweep(CollectResult& result) {
   std::map<ManifestId, std::vector<std::string>> orphans;
   for (const std::string& file : storage_->list("man")) {
     const auto name = parse_data_name(file);
-    if (!name || !name->of_manifest() || name->epoch > epoch_)
-      continue;  // a newer writer's files are not ours to judge
+    if (!name || !name->of_manifest() || !ours(*name)) continue;
     const ManifestId id{name->epoch, name->txid, name->rank};
     if (!live.contains(id)) orphans[id].push_back("man/" + file);
   }
@@ -122,7 +126,7 @@ void Catalog::sweep(CollectResult& result) {
   // Segments are judged by the manifests that are live, so what a crash leaves here is found by the next collection.
   for (const std::string& file : storage_->list("seg")) {
     const auto name = parse_data_name(file);
-    if (!name || !name->of_segment() || name->epoch > epoch_) continue;
+    if (!name || !name->of_segment() || !ours(*name)) continue;
     const std::string path = "seg/" + file;
     const auto found = used.find(path);
     if (found == used.end()) {

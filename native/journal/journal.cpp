@@ -25,13 +25,14 @@ uint64_t Journal::append(RecordType type, uint64_t txid, uint64_t time, Bytes pa
                      std::to_string(record_payload_max) + ": keep recorded values and metrics small");
   }
   Record record{type, 0, next_lsn_++, txid, time, {payload.begin(), payload.end()}};
+  queue_bytes_ += record_size(payload.size());
   queue_.push_back(std::move(record));
   return queue_.back().lsn;
 }
 
 void Journal::reserve(uint64_t bytes) {
   if (poisoned_) throw PoisonedError("the journal failed earlier: open the store anew");
-  const uint64_t needed = round_up(offset_ + bytes, sector);
+  const uint64_t needed = round_up(offset_ + queue_bytes_ + bytes, sector);
   if (needed <= filled_) return;
   const std::vector<std::byte> zeros(needed + options_.fill_bytes - filled_);
   try {
@@ -55,8 +56,9 @@ void Journal::sync() {
     end.lsn = record.lsn;
   }
   end.name = header_.name;
-  reserve(group.size());
+  reserve(0);
   queue_.clear();
+  queue_bytes_ = 0;
   try {
     write_both(offset_, group);
     if (options_.mutant != Mutant::ack_before_sync) sync_both();
@@ -71,6 +73,7 @@ void Journal::sync() {
 }
 
 void Journal::drop_newest() {
+  queue_bytes_ -= record_size(queue_.back().payload.size());
   queue_.pop_back();
   --next_lsn_;
 }

@@ -37,6 +37,8 @@ constexpr std::pair<Mutant, const char*> mutants[] = {
     {Mutant::one_manifest_sync, "a manifest's mirror is not synced"},
     {Mutant::no_fence, "a writer does not look whether it was taken over"},
     {Mutant::damage_is_tail, "damaged records pass for a torn tail"},
+    {Mutant::in_flight_is_garbage, "a collection removes files of the save in flight"},
+    {Mutant::flush_once, "what follows a save's first flush is not synced"},
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -80,17 +82,46 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
       "  collections %llu (%llu freed something), reopens %llu, takeovers %llu, journal rolls %llu\n",
       n(c.saves), n(c.dedups), n(c.aborts), n(c.records), n(c.tags), n(c.rollbacks), n(c.collections), n(c.freed),
       n(c.reopens), n(c.takeovers), n(c.rolls));
+  std::printf(
+      "  in flight: saves %llu, aborts %llu, fenced off %llu; beside them: records %llu, tags %llu,\n"
+      "  collections %llu (%llu freed something), journal rolls %llu, parents dropped %llu\n",
+      n(c.saves_in_flight), n(c.aborts_in_flight), n(c.fenced_in_flight), n(c.records_beside), n(c.tags_beside),
+      n(c.collections_beside), n(c.freed_beside), n(c.rolls_beside), n(c.parents_dropped));
   std::printf("  lost %llu, future %llu, false corruption %llu\n", n(total.lost), n(total.future),
               n(total.false_corruption));
   if (total.bad() > 0) {
     std::printf("  first: %s\n", total.first_failure.c_str());
     return 1;
   }
-  for (const uint64_t taken :
-       {c.saves,           c.dedups,         c.aborts,   c.records,         c.tags,           c.rollbacks,
-        c.collections,     c.freed,          c.reopens,  c.takeovers,       c.rolls,          total.recovery_cuts,
-        total.kills,       total.readers,    total.rots, total.lost_copies, total.lost_pairs, total.histories,
-        total.collections, total.comparisons}) {
+  for (const uint64_t taken : {c.saves,
+                               c.dedups,
+                               c.aborts,
+                               c.records,
+                               c.tags,
+                               c.rollbacks,
+                               c.collections,
+                               c.freed,
+                               c.reopens,
+                               c.takeovers,
+                               c.rolls,
+                               total.recovery_cuts,
+                               total.kills,
+                               total.readers,
+                               total.rots,
+                               total.lost_copies,
+                               total.lost_pairs,
+                               total.histories,
+                               total.collections,
+                               total.comparisons,
+                               c.saves_in_flight,
+                               c.aborts_in_flight,
+                               c.records_beside,
+                               c.tags_beside,
+                               c.collections_beside,
+                               c.freed_beside,
+                               c.rolls_beside,
+                               c.parents_dropped,
+                               c.fenced_in_flight}) {
     if (taken == 0) {
       std::printf("  a path was never taken: the counts above that are zero say which\n");
       return 1;

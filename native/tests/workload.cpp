@@ -1,10 +1,11 @@
 #include "tests/workload.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <iterator>
+#include <optional>
 
-#include "tierload/bytes.h"
-#include "tierload/engine.h"
+#include "tests/in_flight.h"
 
 namespace tierload {
 
@@ -20,6 +21,15 @@ void Coverage::add(const Coverage& other) {
   takeovers += other.takeovers;
   rolls += other.rolls;
   freed += other.freed;
+  saves_in_flight += other.saves_in_flight;
+  aborts_in_flight += other.aborts_in_flight;
+  records_beside += other.records_beside;
+  tags_beside += other.tags_beside;
+  collections_beside += other.collections_beside;
+  freed_beside += other.freed_beside;
+  rolls_beside += other.rolls_beside;
+  parents_dropped += other.parents_dropped;
+  fenced_in_flight += other.fenced_in_flight;
 }
 
 CatalogOptions workload_options(uint64_t seed, Mutant mutant) {
@@ -63,7 +73,7 @@ void Workload::run(unsigned operations) {
 }
 
 void Workload::step() {
-  switch (pick(17)) {
+  switch (pick(21)) {
     case 0:
     case 1:
       return record(false);
@@ -84,18 +94,33 @@ void Workload::step() {
       return reopen();
     case 11:
       return take_over();
+    case 12:
+    case 13:
+    case 14:
+    case 15:
+      return save_in_flight();
     default:
       return save(false);
   }
 }
 
-void Workload::save(bool abort) {
-  const CommitPtr head = catalog_->state().head();
-  std::vector<uint64_t> contents = head ? models_.back().commits.at(number_of(*head)) : std::vector<uint64_t>{};
+std::vector<uint64_t> Workload::contents_like(uint64_t number) {
+  std::vector<uint64_t> contents = number == 0 ? std::vector<uint64_t>{} : models_.back().commits.at(number);
   contents.resize(1 + pick(3));
   for (uint64_t& content : contents) {
     if (content == 0 || pick(2) == 0) content = next_content_++;
   }
+  return contents;
+}
+
+void Workload::count(const WriteResult& written) {
+  ++coverage_.saves;
+  coverage_.dedups += written.pages.size() - written.written_pages;
+}
+
+void Workload::save(bool abort) {
+  const CommitPtr head = catalog_->state().head();
+  const std::vector<uint64_t> contents = contents_like(head ? number_of(*head) : 0);
   Model after = models_.back();
   const uint64_t number = next_number_++;
   if (!abort) {
@@ -103,49 +128,90 @@ void Workload::save(bool abort) {
     after.head = number;
   }
   operation(after, !abort || !unsynced_, [&] {
-    const auto transaction = catalog_->begin();
-    std::vector<std::vector<std::byte>> pages;
-    for (const uint64_t content : contents) pages.push_back(page_bytes(content));
-    std::vector<SourcePart> raw;
-    for (const auto& bytes : pages) raw.push_back({bytes.data(), bytes.size()});
-    std::vector<PageSource> sources;
-    for (const SourcePart& part : raw) sources.push_back({std::span(&part, 1), 4, false, false});
-    std::unique_ptr<Manifest> parent;
-    if (head) parent = Manifest::open(*storage_, head->root.at(0), nullptr);
-    WriteOptions options;
-    options.compression = Compression::off;
-    options.segment_bytes = 16 * 1024;
-    const WriteResult result = write_pages(*transaction, sources, parent.get(), options, nullptr);
+    InFlight saving(*catalog_, head ? head->txid : 0);
+    saving.write_pages(contents);
     if (abort) {
       ++coverage_.aborts;
       return;
     }
-    ++coverage_.saves;
-    coverage_.dedups += result.pages.size() - result.written_pages;
-    ManifestParts parts;
-    parts.page_bytes = 16 * 1024;
-    parts.segments = result.segments;
-    parts.pages = result.pages;
-    const std::vector<int64_t> dims{static_cast<int64_t>(result.raw_bytes), 0, static_cast<int64_t>(result.raw_bytes)};
-    ChunkRow chunk{};
-    chunk.key_hash = xxh3(as_bytes("w"));
-    chunk.key_length = 1;
-    chunk.dtype = 2;
-    chunk.ndim = 1;
-    chunk.bytes = result.raw_bytes;
-    chunk.pages = static_cast<uint32_t>(result.pages.size());
-    parts.chunks = std::span(&chunk, 1);
-    parts.dims = dims;
-    parts.keys = as_bytes("w");
-    parts.state = as_bytes("{}");
-    Commit draft;
-    draft.step = static_cast<int64_t>(number);
-    draft.raw_bytes = result.raw_bytes;
-    draft.written_bytes = result.written_bytes;
-    draft.root = {transaction->write_manifest(parts)};
-    draft.meta = meta_of(number);
-    transaction->commit(std::move(draft));
+    saving.write_manifest();
+    saving.commit(number);
+    count(saving.written());
   });
+}
+
+// A save that takes so long that other operations come in between, each acknowledged by itself. Nothing of it may show
+// before its commit begins. Its parent is any commit, often the oldest: a collection may drop it meanwhile.
+void Workload::save_in_flight() {
+  const auto& commits = catalog_->state().commits();
+  CommitPtr parent;
+  if (!commits.empty()) {
+    const uint64_t place = pick(2) == 0 ? 0 : pick(commits.size());
+    parent = std::next(commits.begin(), static_cast<ptrdiff_t>(place))->second;
+  }
+  const std::vector<uint64_t> contents = contents_like(parent ? number_of(*parent) : 0);
+  const uint64_t number = next_number_++;
+  const uint64_t aborted_after = pick(12);  // steps; there are 4
+  std::optional<InFlight> saving(std::in_place, *catalog_, parent ? parent->txid : 0);
+  const std::array<std::function<void()>, 4> steps{[&] { saving->write_pages(contents); },
+                                                   [&] {
+                                                     if (pick(2) == 0) saving->flush();
+                                                   },
+                                                   [&] { saving->write_manifest(); },
+                                                   [&] {
+                                                     if (pick(4) > 0) saving->flush();
+                                                   }};
+  for (size_t i = 0; i < steps.size(); ++i) {
+    beside();
+    steps[i]();
+    if (i != aborted_after) continue;
+    beside();
+    operation(models_.back(), !unsynced_, [&] {
+      saving.reset();
+      ++coverage_.aborts_in_flight;
+    });
+    return;
+  }
+  beside();
+  Model after = models_.back();
+  after.commits[number] = contents;
+  after.head = number;
+  std::vector<std::string> tags;
+  if (pick(3) == 0) {
+    tags = {"A"};
+    models_.push_back(after);  // of a torn group COMMIT may be there without its tag
+    after.tags["A"] = number;
+  }
+  operation(after, true, [&] {
+    saving->commit(number, tags);
+    count(saving->written());
+    ++coverage_.saves_in_flight;
+  });
+}
+
+void Workload::beside() {
+  const Coverage before = coverage_;
+  switch (pick(7)) {
+    case 0:
+      record(false);
+      break;
+    case 1:
+      record(true);
+      break;
+    case 2:
+      tag();
+      break;
+    case 3:
+      collect();
+      break;
+    default:
+      return;
+  }
+  coverage_.records_beside += coverage_.records - before.records;
+  coverage_.tags_beside += coverage_.tags - before.tags;
+  coverage_.collections_beside += coverage_.collections - before.collections;
+  coverage_.freed_beside += coverage_.freed - before.freed;
+  coverage_.rolls_beside += coverage_.rolls - before.rolls;
 }
 
 void Workload::record(bool sync) {
@@ -221,6 +287,7 @@ void Workload::collect() {
     const CollectResult result = catalog_->collect(drop);
     ++coverage_.collections;
     coverage_.freed += result.freed_bytes > 0 ? 1 : 0;
+    coverage_.parents_dropped += result.pinned;  // nobody else holds a manifest
   });
 }
 
@@ -237,16 +304,27 @@ void Workload::reopen() {
 void Workload::take_over() {
   if (unsynced_) record(true);
   const auto frozen = std::move(catalog_);
+  const CommitPtr head = frozen->state().head();
+  const uint64_t next = pick(head ? 4 : 3);
+  std::optional<InFlight> saving;
+  if (next == 2) {
+    saving.emplace(*frozen, head ? head->txid : 0);
+    saving->write_pages(contents_like(head ? number_of(*head) : 0));
+  }
   operation(models_.back(), true, [&] { catalog_ = open(true); });
   ++coverage_.takeovers;
   try {
-    const CommitPtr head = frozen->state().head();
-    switch (pick(head ? 3 : 2)) {
+    switch (next) {
       case 0:
         frozen->change("a", "of a fenced writer", true);
         break;
       case 1:
         frozen->collect({});
+        break;
+      case 2:
+        ++coverage_.fenced_in_flight;
+        saving->write_manifest();
+        saving->commit(next_number_++);
         break;
       default:
         frozen->rollback(frozen->state_at(head->lsn), meta_of(next_number_++));

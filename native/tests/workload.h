@@ -9,12 +9,16 @@
 #include <vector>
 
 #include "tests/model.h"
+#include "tierload/engine.h"
 
 namespace tierload {
 
 struct Coverage {
   uint64_t saves = 0, dedups = 0, aborts = 0, records = 0, tags = 0, rollbacks = 0, collections = 0, reopens = 0,
            takeovers = 0, rolls = 0, freed = 0;
+  // With a save in flight; records, tags, collections and rolls are among those above as well.
+  uint64_t saves_in_flight = 0, aborts_in_flight = 0, records_beside = 0, tags_beside = 0, collections_beside = 0,
+           freed_beside = 0, rolls_beside = 0, parents_dropped = 0, fenced_in_flight = 0;
   void add(const Coverage& other);
 };
 
@@ -35,6 +39,9 @@ class Workload {
  private:
   void step();
   void save(bool abort);
+  void save_in_flight();
+  // An operation beside the save in flight, or none.
+  void beside();
   void record(bool sync);
   void tag();
   void rollback();
@@ -45,6 +52,9 @@ class Workload {
   void operation(Model after, bool durable, Body body);
   std::unique_ptr<Catalog> open(bool take_over = false);
   uint64_t pick(uint64_t below) { return random_() % below; }
+  // What a save that follows commit `number` (0: none) holds: some of its pages, and new ones.
+  std::vector<uint64_t> contents_like(uint64_t number);
+  void count(const WriteResult& written);
   uint64_t txid_of(uint64_t number) const;
 
   std::shared_ptr<Storage> storage_;

@@ -1,4 +1,4 @@
-"""A save: flatten → plan pages → digest, compare, encode and write → commit."""
+"""A save: flatten → plan pages → digest, compare, encode and write → make durable → commit."""
 
 from __future__ import annotations
 
@@ -78,14 +78,17 @@ def save_state(
             segment_bytes=settings.max_segment_size_mb << 20,
             progress=None,
         )
-        record = save.commit(
-            step=step,
-            meta=encode_meta(meta | {"io": _io(native, moved)}),
+        save.write_manifest(
             page_bytes=settings.page_bytes,
             chunks=plan.rows.view(np.uint8),
             dims=plan.chunks.dims.view(np.uint8),
             keys=plan.chunks.keys,
             state=flat.document,
+        )
+        save.flush()
+        record = save.commit(
+            step=step,
+            meta=encode_meta(meta | {"io": _io(native, moved)}),
             tags=[tag.encode("utf-8", "surrogatepass") for tag in tags],
         )
     except StoreIOError as error:

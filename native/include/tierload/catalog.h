@@ -1,7 +1,13 @@
 // What exists and what is current: opening, committing, tagging, freeing. The only implementation of
 // docs/FORMAT.md sections 9 to 11. Every file operation goes through Storage, so the crash tests run this code.
 //
-// Threads: one at a time, except that Transaction::create_segment's files may be written by many.
+// Threads: one at a time, except for the slow part of a save. Transaction::open_segment, append, write_manifest and
+// flush may run on one thread while others call the catalog, one at a time, by a lock that is the caller's and that
+// begin(), Transaction::commit() and the Transaction's destruction take too. What this rests on:
+//  * of the catalog, the slow part touches what never changes after the open, the storage, and `poison_`;
+//  * all that it writes are files of its own epoch and txid, which collect() does not judge while it is under way;
+//  * nothing that it wrote exists for the journal before commit(): records, tags, collections and journal rolls beside
+//    it are whole without it, and its destruction takes nothing back but its files.
 #pragma once
 
 #include <functional>
@@ -39,7 +45,11 @@ struct CollectResult {
 
 class Catalog;
 
-// One attempt to commit. Destroying it before commit() removes what it wrote.
+// One attempt to commit; the catalog outlives it. Destroying it before commit() removes what it wrote. When the catalog
+// is closed meanwhile, every call but the destruction throws PoisonedError.
+//
+// Pages of a parent that the new commit refers to have to stay until commit() has returned: whoever writes keeps the
+// parent's Manifest open so long. It may be any commit's, even one that a collection drops meanwhile.
 class Transaction {
  public:
   ~Transaction();
@@ -48,27 +58,37 @@ class Transaction {
 
   uint64_t txid() const { return txid_; }
   // Begins a new segment file of rank 0, for about `expected` bytes; the one before is complete. `row.size` is filled
-  // in by the caller. A failure here and below, other than a full disk, poisons the catalog.
+  // in by the caller. After a failure here and below the Transaction can only be destroyed; any but a full disk poisons
+  // the catalog.
   void open_segment(SegmentRow& row, uint64_t expected);
-  // Puts whole blocks of 4 KiB behind what the open segment has; the parts may be reused when it returns.
+  // Puts whole blocks of 4 KiB behind what the open segment has; the parts may be reused when it returns. flush() ends
+  // a segment: what comes after it needs a new one.
   void append(std::span<const Bytes> parts);
   // Writes one rank's manifest shard and its mirror. Fills in epoch, txid of `parts`.
   RootRow write_manifest(ManifestParts parts);
-  // Makes everything durable and commits, with `tags` moved to the new commit in the same sync group. `draft` needs
-  // step, meta, raw_bytes, written_bytes, root and changes.
+  // Makes everything that was written so far durable: slow, and needs no lock.
+  void flush();
+  // Flushes, unless nothing was written since the last flush(), and commits, with `tags` moved to the new commit in the
+  // same sync group. `draft` needs step, meta, raw_bytes, written_bytes, root and changes. On a full disk nothing has
+  // happened, and records that wait for a sync go on waiting.
   CommitPtr commit(Commit draft, const std::vector<std::string>& tags = {});
 
  private:
   friend class Catalog;
   Transaction(Catalog& catalog, uint64_t txid);
   void close_segment();
+  void wrote_something();
+  void check_usable() const;
+  void fail(const IoError& error, bool sync_failed);
   Catalog& catalog_;
   uint64_t txid_;
   uint32_t segments_ = 0;
+  bool flushed_ = false;  // nothing was written since
+  bool failed_ = false;   // what the files hold is in doubt
   bool committed_ = false;
   std::unique_ptr<File> segment_;  // the open one
   std::unique_ptr<Appender> appender_;
-  std::vector<std::unique_ptr<File>> manifest_files_;
+  std::vector<std::unique_ptr<File>> manifest_files_;  // not synced yet
   std::vector<std::string> paths_;
 };
 
@@ -100,20 +120,23 @@ class Catalog {
   // opened.
   std::unique_ptr<Manifest> open_manifest(uint64_t txid);
 
+  // Room for COMMIT is kept in the journal from here on, whatever else is written into it, as far as the disk has it.
+  // Throws UsageError while another one lives.
   std::unique_ptr<Transaction> begin();
   // Sets (or removes) a small value; durable when it returns unless `sync` is false, then with the next durable record.
   uint64_t change(const std::string& key, std::optional<std::string> value, bool sync);
   uint64_t tag(const std::string& name, uint64_t txid);  // txid 0 removes
   // Makes records that were appended without a sync durable.
   void flush();
-  // Flushes, and lets go of the store even while somebody still holds this object.
+  // Flushes, and lets go of the store even while somebody still holds this object, or writes a Transaction.
   void close();
   // A commit with an earlier state, as state_at() gives it: its head's manifest and its values. The manifest is
-  // checked.
+  // checked. A Transaction of its own, so not beside another one.
   CommitPtr rollback(const CatalogState& target, const std::string& meta);
 
   // Drops commits, then frees what nobody references. Refuses the head, tagged commits, and a rollback whose
-  // superseded commits stay. With nothing to drop it only frees what earlier crashes left.
+  // superseded commits stay. With nothing to drop it only frees what earlier crashes left. What a Transaction that is
+  // under way has written stays, and so does everything that a Manifest refers to which somebody keeps open.
   CollectResult collect(const std::vector<uint64_t>& drop);
 
   // The records after `lsn`, newest first, read back from the journals that are kept.
@@ -126,7 +149,7 @@ class Catalog {
 
   // Throws FencedError when another writer has taken over since.
   void check_fence();
-  // Throws PoisonedError after a failure that leaves the disk in doubt.
+  // Throws PoisonedError after a failure that leaves the disk in doubt. For any thread.
   void check_usable() const;
 
  private:
@@ -150,7 +173,11 @@ class Catalog {
   void sync_journal(size_t kept_on_full_disk);
   void check_tag_name(const std::string& name) const;
   void remove_leftovers(const Found& found);
+  void keep_commit_room();
+  void take_back(size_t kept);
   void fail(const IoError& error, bool sync_failed);
+  void poison(std::string why);
+  std::string poison() const;
   uint64_t append_tag(const std::string& name, uint64_t txid);
   uint64_t append(RecordType type, uint64_t txid, const std::vector<std::byte>& payload);
 
@@ -175,10 +202,11 @@ class Catalog {
   std::string damage_;
   std::string head_damage_;
   std::unique_ptr<Manifest> head_manifest_;  // of a reader's open, for the first who asks
-  std::string poison_;
+  mutable std::mutex poison_mutex_;
+  std::string poison_;  // why nothing more is acknowledged
   uint64_t queued_bytes_ = 0;
-  int owner_ = 0;  // the process that opened for writing: a forked child holds no lock
-  bool in_transaction_ = false;
+  int owner_ = 0;           // the process that opened for writing: a forked child holds no lock
+  uint64_t in_flight_ = 0;  // the txid of the Transaction that is under way
 };
 
 }  // namespace tierload

@@ -112,7 +112,8 @@ class Journal {
   void sync();
   // Takes the newest queued record back.
   void drop_newest();
-  // Makes room for `bytes` more, so that a later sync() needs no new space. A full disk is IoError, not poison.
+  // Makes room for what is queued and `bytes` more, so that a later sync() needs no new space. A full disk is IoError,
+  // not poison.
   void reserve(uint64_t bytes);
 
   uint64_t bytes() const { return offset_; }
@@ -129,7 +130,8 @@ class Journal {
   std::unique_ptr<File> main_;
   std::unique_ptr<File> mirror_;
   std::vector<Record> queue_;
-  JournalLink end_;  // the last durable record
+  uint64_t queue_bytes_ = 0;  // as they will be written
+  JournalLink end_;           // the last durable record
   uint64_t next_lsn_;
   uint64_t offset_ = 0;  // where the next group starts
   uint64_t filled_ = 0;  // size of the files

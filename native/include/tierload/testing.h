@@ -20,6 +20,8 @@ enum class Mutant {
   one_manifest_sync,          // a manifest's mirror is written but not synced
   no_fence,                   // nobody looks whether another writer took over
   damage_is_tail,             // records that are damaged in both copies pass for the torn tail of a group
+  in_flight_is_garbage,       // collect() judges the files of the save in flight
+  flush_once,                 // what is written after a save's first flush is not synced
 };
 
 }  // namespace tierload
