@@ -375,6 +375,16 @@ std::string Catalog::poison() const {
   return poison_;
 }
 
+bool Catalog::remove_for_good(JournalName name) {
+  try {
+    for (const char copy : {'c', 'm'}) storage_->remove(name.path(copy));
+    storage_->sync_dir("wal");
+    return true;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
 void Catalog::roll_if_long() {
   if (journal_->bytes() < options_.journal_roll_bytes) return;
   if (!unsynced_.empty()) sync_records(unsynced_.size());  // the snapshot must not hold what its predecessor does not
@@ -386,7 +396,11 @@ void Catalog::roll_if_long() {
     base_ = next;
   } catch (const IoError& error) {
     // A journal that may be complete on disk would win over the old one at the next open, and hide what the old one
-    // gets from now on. So nothing more is acknowledged.
+    // gets from now on. So it has to be gone for good, or nothing more is acknowledged. A full disk is what a save in
+    // flight may bring: the old journal serves on until there is room, though not without end.
+    const bool begun = journal_->header().name == next;
+    const bool waits = journal_->bytes() < options_.journal_roll_bytes + options_.journal_roll_bytes / 2;
+    if (error.out_of_space() && !begun && waits && remove_for_good(next)) return;
     poison(std::string("rolling the journal failed: ") + error.what());
     throw;
   }

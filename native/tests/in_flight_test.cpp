@@ -212,6 +212,48 @@ TEST_CASE("a record beside a save succeeds where the disk has room for it, and n
   CHECK(read_model(*folder.catalog).head == 1);
 }
 
+TEST_CASE("a journal that the disk has no room to roll serves on") {
+  const std::string value(4000, 'v');
+  const auto record = [&](Folder& folder, uint64_t number) {
+    folder.catalog->change("k" + std::to_string(number), value, true);
+  };
+  uint64_t rolls_at = 0;
+  {
+    Folder folder;
+    while (folder.catalog->journal_seq() == 0) record(folder, ++rolls_at);
+  }
+  for (const bool beside : {false, true}) {
+    for (const char* op : {"create", "write"}) {
+      uint64_t refused = 0;
+      for (uint64_t at = 1; at <= 6; ++at) {
+        Folder folder;
+        std::optional<InFlight> saving;
+        if (beside) saving.emplace(*folder.catalog, 0);
+        for (uint64_t number = 1; number < rolls_at; ++number) record(folder, number);
+        REQUIRE(folder.catalog->journal_seq() == 0);
+        const size_t files = folder.files("wal");
+        // The record itself is the first two writes; what is not there in both copies has to poison.
+        const uint64_t own = std::string(op) == "write" ? 2 : 0;
+        folder.disk->arm({own + at, Fault::Kind::fail, ENOSPC, 1, op});
+        record(folder, rolls_at);
+        const bool hit = folder.disk->hit();
+        folder.disk->disarm();
+        if (hit && folder.catalog->journal_seq() == 0) {
+          ++refused;
+          CHECK(folder.files("wal") == files);
+          record(folder, rolls_at + 1);
+          CHECK(folder.catalog->journal_seq() == 2);
+        }
+        saving.reset();
+        const size_t recorded = folder.catalog->state().values().size();
+        folder.open();
+        CHECK(folder.catalog->state().values().size() == recorded);
+      }
+      CHECK(refused >= (std::string(op) == "create" ? 2 : 4));
+    }
+  }
+}
+
 TEST_CASE("a save whose pages did not fit cannot be committed") {
   Folder folder;
   InFlight saving(*folder.catalog, 0);

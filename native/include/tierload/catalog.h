@@ -169,6 +169,7 @@ class Catalog {
   void lock(bool take_over);
   void start_journal(JournalName name);
   void roll_if_long();
+  bool remove_for_good(JournalName name);
   void sync_records(size_t kept_on_full_disk);
   void sync_journal(size_t kept_on_full_disk);
   void check_tag_name(const std::string& name) const;
