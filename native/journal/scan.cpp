@@ -33,7 +33,8 @@ struct Copy {
   bool present = false;
 };
 
-// More than any journal holds: it rolls at 16 MiB, or at 24 when the disk is full, and a group and a snapshot have at most 64 MiB each.
+// More than any journal holds: it rolls at 16 MiB, or at 24 when the disk is full, and a group and a snapshot have at
+// most 64 MiB each.
 constexpr uint64_t journal_bytes_max = 160u << 20;
 
 Copy read_copy(Storage& storage, JournalName name, char letter) {
