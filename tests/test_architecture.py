@@ -32,6 +32,7 @@ CONTRACTS = {
     "bytes": "base",
     "device": "base",
     "digest": "base",
+    "ending": "base",
     "error": "base",
     "storage": "base",
     "testing": "base",

@@ -21,7 +21,8 @@ class Settings:
     this size. ``threads``: workers that hash and encode (1: the calling thread alone; 0: one per processor that this
     process may use, at most 16). ``full_every``: every that many commits all pages are written afresh, so that one
     rotten page is not in every commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the
-    kernel and the file system allow it, ``"buffered"`` never does.
+    kernel and the file system allow it, ``"buffered"`` never does. ``grace_seconds``: how long SIGTERM is held back for
+    saves in flight (0: not at all), and how long an exit waits for one that makes no progress.
     """
 
     compression: Literal["auto", "off", "fast", "small"] = "auto"
@@ -31,6 +32,7 @@ class Settings:
     threads: int = 0
     full_every: int = 0
     io: Literal["auto", "buffered"] = "auto"
+    grace_seconds: float = 25.0
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "off", "fast", "small"):
@@ -44,3 +46,5 @@ class Settings:
             raise ValueError(f"pack_below_bytes is {self.pack_below_bytes}; use 0 to page_bytes ({size})")
         if self.max_segment_size_mb < 1 or self.threads < 0 or self.full_every < 0:
             raise ValueError("max_segment_size_mb must be at least 1; threads and full_every at least 0")
+        if not self.grace_seconds >= 0:  # NaN is not
+            raise ValueError(f"grace_seconds is {self.grace_seconds}; use 0 or more")

@@ -52,5 +52,6 @@ void bind_store(nb::module_& module);
 void bind_faults(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_device(nb::module_& module);
+void bind_ending(nb::module_& module);
 
 }  // namespace tierload

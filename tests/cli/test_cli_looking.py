@@ -133,7 +133,7 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     with output.progress("verifying", 2048) as add:
         add(1024)
         assert capsys.readouterr().err == ""  # not so soon
-        monkeypatch.setattr(output, "_PROGRESS_LINE_S", 0.0)
+        monkeypatch.setattr("tierload.observe.progress._LINE_S", 0.0)
         add(512)
     assert capsys.readouterr().err == "verifying: 1.5 KiB of about 2.0 KiB\n"
 

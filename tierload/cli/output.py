@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from tierload.cli.text import size
+from tierload.observe import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["print_facts", "print_json", "print_table", "progress", "say", "warn"]
-
-_PROGRESS_LINE_S = 15.0  # between two lines of progress where there is no terminal
 
 
 def _terminal(stream: TextIO) -> Console | None:
@@ -105,25 +102,12 @@ def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], right: S
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that takes numbers of bytes as they are done; ``total`` is what to expect."""
-    console = _terminal(sys.stderr)
-    if console is not None:
-        from rich import progress as rich
-
-        sizes = (rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        columns = (rich.TextColumn(title), rich.BarColumn(), *sizes)
-        with rich.Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda count: bar.advance(task, count)
-        return
     done = 0
-    last = time.monotonic()
+    with Progress(title) as shown:
 
-    def add(count: int) -> None:
-        nonlocal done, last
-        done += count
-        if time.monotonic() - last >= _PROGRESS_LINE_S:
-            last = time.monotonic()
-            sys.stderr.write(f"{title}: {size(done)} of about {size(total)}\n")
-            sys.stderr.flush()
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            shown.update(done, total)
 
-    yield add
+        yield add

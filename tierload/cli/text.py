@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping
 
+from tierload.observe import size
 from tierload.types import Commit
 
 __all__ = [
@@ -28,18 +29,6 @@ __all__ = [
 def clean(text: str) -> str:
     """Text with everything escaped that is not printable: a store that somebody else made may hold anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def size(count: int) -> str:
-    """A number of bytes."""
-    if count < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1023.95 or unit == "TiB":
-            break
-    return f"{value:,.1f} {unit}"
 
 
 def counted(count: int, noun: str) -> str:
