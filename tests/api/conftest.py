@@ -1,5 +1,6 @@
 """The fixtures of the public cases."""
 
+from tests.api.ending_scripts import script
 from tests.cases.conftest import one_thread, ram, store
 
-__all__ = ["one_thread", "ram", "store"]
+__all__ = ["one_thread", "ram", "script", "store"]

@@ -1,4 +1,4 @@
-"""A save in flight that writes nothing: for scripts of test_leaving.py, which end while it is.
+"""A save in flight that writes nothing: for scripts that end while it is (``ending_scripts``).
 
 The test holds the other end of two pipes: a byte in the first one lets the oldest save end.
 """

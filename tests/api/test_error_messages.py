@@ -95,6 +95,8 @@ def test_what_is_said(saved: Path, what: str) -> None:
         {"max_segment_size_mb": 0},
         {"threads": -1},
         {"full_every": -1},
+        {"grace_seconds": -1},
+        {"grace_seconds": float("nan")},
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
