@@ -1,6 +1,6 @@
 """A save in flight that writes nothing: for scripts that end while it is (``ending_scripts``).
 
-The test holds the other end of two pipes: a byte in the first one lets the oldest save end.
+The test holds the other end of a pipe: a byte in it lets one save end, whichever thread takes it.
 """
 
 from __future__ import annotations
