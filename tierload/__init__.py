@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CorruptStore,
         InvalidRequest,
         KeyMismatch,
+        SaveCancelled,
         StoreBusy,
         StoreFenced,
         StoreIOError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         Damage,
         Difference,
         LoadReport,
+        Pacing,
         RollbackPlan,
         SaveReport,
         VerifyReport,
@@ -64,7 +66,9 @@ __all__ = [
     "InvalidRequest",
     "KeyMismatch",
     "LoadReport",
+    "Pacing",
     "RollbackPlan",
+    "SaveCancelled",
     "SaveReport",
     "Settings",
     "Store",
@@ -94,8 +98,8 @@ _ROOMS = {
         "convert": "ConvertReport export_state import_state",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
-        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport RollbackPlan SaveReport "
-        "VerifyReport",
+        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan "
+        "SaveReport VerifyReport",
     }.items()
     for name in names.split()
 }

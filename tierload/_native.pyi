@@ -256,12 +256,27 @@ class Store:
 
     def segment_size(self, path: str) -> int | None: ...
 
+class TokenBucket:
+    """A cap on bytes a second, for saves one after the other."""
+
+    def __init__(self, bytes_per_second: float) -> None: ...
+
+class Cancel:
+    """Ends a save on another thread, which raises SaveCancelled."""
+
+    def __init__(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    @property
+    def is_set(self) -> bool: ...
+
 class Save:
     """One attempt to commit; see Transaction in tierload/catalog.h."""
 
     def __init__(self, store: Store) -> None: ...
 
-    def write(self, pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], parent: Manifest | None, compression: str, device_rate: float, threads: int, segment_bytes: int, progress: Progress | None) -> None: ...
+    def write(self, pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], parent: Manifest | None, compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
 
     def write_manifest(self, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes) -> None: ...
 
@@ -287,6 +302,18 @@ class Save:
 
     @property
     def written_pages(self) -> int: ...
+
+    @property
+    def segment_times(self) -> list[tuple[int, float]]:
+        """
+        Of each new segment: bytes, and seconds from its first byte until it was durable.
+        """
+
+    @property
+    def late_segments(self) -> int: ...
+
+    @property
+    def throttled_seconds(self) -> float: ...
 
 class Torch:
     """

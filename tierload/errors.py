@@ -16,6 +16,7 @@ __all__ = [
     "CorruptStore",
     "InvalidRequest",
     "KeyMismatch",
+    "SaveCancelled",
     "StoreBusy",
     "StoreFenced",
     "StoreIOError",
@@ -68,6 +69,10 @@ class StoreFenced(TierloadError, RuntimeError):
 
 class StorePoisoned(TierloadError, RuntimeError):
     """An earlier write or sync failed; this writer acknowledges nothing more. Open the store anew."""
+
+
+class SaveCancelled(TierloadError, RuntimeError):
+    """The save was cancelled before it was committed; nothing of it is kept."""
 
 
 class StoreIOError(TierloadError, OSError):

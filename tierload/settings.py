@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["Settings"]
 
 _MIB = 1 << 20
+_INTERVAL_MS_MAX = 86_400_000  # a day
+_CAP_MBPS_MIN = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class Settings:
     process may use, at most 16). ``full_every``: every that many commits all pages are written afresh, so that one
     rotten page is not in every commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the
     kernel and the file system allow it, ``"buffered"`` never does. ``grace_seconds``: how long SIGTERM is held back for
-    saves in flight (0: not at all), and how long an exit waits for one that makes no progress.
+    saves in flight (0: not at all), and how long an exit waits for one that makes no progress. ``flush_interval_ms``: milliseconds from a segment's
+    first byte until the segment is durable; the segment ends early for it (0: no bound). ``bandwidth_cap_mbps``:
+    megabytes (10**6 bytes, not bits) a second that this store writes to segments, over all its saves (0: no cap). Where
+    the two collide, the cap wins. Segments that took longer than the interval are counted in ``SaveReport.pacing``.
     """
 
     compression: Literal["auto", "off", "fast", "small"] = "auto"
@@ -33,6 +39,8 @@ class Settings:
     full_every: int = 0
     io: Literal["auto", "buffered"] = "auto"
     grace_seconds: float = 25.0
+    flush_interval_ms: int = 0
+    bandwidth_cap_mbps: float = 0
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "off", "fast", "small"):
@@ -48,3 +56,10 @@ class Settings:
             raise ValueError("max_segment_size_mb must be at least 1; threads and full_every at least 0")
         if not self.grace_seconds >= 0:  # NaN is not
             raise ValueError(f"grace_seconds is {self.grace_seconds}; use 0 or more")
+        interval, cap = self.flush_interval_ms, self.bandwidth_cap_mbps
+        if not isinstance(interval, int) or not 0 <= interval <= _INTERVAL_MS_MAX:
+            raise ValueError(f"flush_interval_ms is {interval!r}; use whole milliseconds, or 0 for no bound")
+        if not math.isfinite(cap) or (cap != 0 and cap < _CAP_MBPS_MIN):
+            raise ValueError(
+                f"bandwidth_cap_mbps is {cap!r}; use megabytes a second, at least {_CAP_MBPS_MIN}, or 0 for no cap"
+            )

@@ -60,6 +60,8 @@ void bind_errors() {
       raise("StoreFenced", error);
     } catch (const PoisonedError& error) {
       raise("StorePoisoned", error);
+    } catch (const CancelledError& error) {
+      raise("SaveCancelled", error);
     } catch (const UsageError& error) {
       raise("InvalidRequest", error);
     } catch (const IoError& error) {

@@ -24,6 +24,17 @@ std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
   return views;
 }
 
+// Python's word to a save on another thread.
+class Cancel {
+ public:
+  void set() { set_ = true; }
+  bool is_set() const { return set_; }
+  const std::atomic<bool>* flag() const { return &set_; }
+
+ private:
+  std::atomic<bool> set_{false};
+};
+
 // A transaction and what was written into it. write, write_manifest and flush need no lock of the store's; making one,
 // commit and abort do.
 class Save {
@@ -34,7 +45,8 @@ class Save {
              const Array<uint64_t>& part_offsets, const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
              const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating, const Array<uint8_t>& packed,
              const ManifestView* parent, const std::string& compression, double device_rate, unsigned threads,
-             uint64_t segment_bytes, Progress* progress) {
+             uint64_t segment_bytes, uint64_t flush_interval_ms, TokenBucket* bucket, bool background, Cancel* cancel,
+             Progress* progress) {
     const size_t pages = parts_of_page.size();
     if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
         part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
@@ -66,6 +78,10 @@ class Save {
     WriteOptions options;
     options.threads = threads;
     options.segment_bytes = segment_bytes;
+    options.flush_interval = std::chrono::milliseconds(flush_interval_ms);
+    options.bucket = bucket;
+    options.background = background;
+    options.cancelled = cancel ? cancel->flag() : nullptr;
     if (compression == "auto") options.device_rate = device_rate;
     if (compression == "off") options.compression = Compression::off;
     if (compression == "small") options.compression = Compression::small;
@@ -134,12 +150,19 @@ class Save {
 }  // namespace
 
 void bind_save(nb::module_& module) {
+  nb::class_<TokenBucket>(module, "TokenBucket", "A cap on bytes a second, for saves one after the other.")
+      .def(nb::init<double>(), nb::arg("bytes_per_second"));
+  nb::class_<Cancel>(module, "Cancel", "Ends a save on another thread, which raises SaveCancelled.")
+      .def(nb::init<>())
+      .def("set", &Cancel::set)
+      .def_prop_ro("is_set", &Cancel::is_set);
   nb::class_<Save>(module, "Save", "One attempt to commit; see Transaction in tierload/catalog.h.")
       .def(nb::init<Store&>(), nb::arg("store"))
       .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
            nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
            nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"),
-           nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("progress").none())
+           nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("flush_interval_ms"),
+           nb::arg("bucket").none(), nb::arg("background"), nb::arg("cancel").none(), nb::arg("progress").none())
       .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
            nb::arg("keys"), nb::arg("state"))
       .def("flush", &Save::flush, "Makes what was written durable, so that commit is short.")
@@ -156,7 +179,18 @@ void bind_save(nb::module_& module) {
       .def_prop_ro("pages", [](const Save& self) { return self.written().pages.size(); })
       .def_prop_ro("raw_bytes", [](const Save& self) { return self.written().raw_bytes; })
       .def_prop_ro("written_bytes", [](const Save& self) { return self.written().written_bytes; })
-      .def_prop_ro("written_pages", [](const Save& self) { return self.written().written_pages; });
+      .def_prop_ro("written_pages", [](const Save& self) { return self.written().written_pages; })
+      .def_prop_ro(
+          "segment_times",
+          [](const Save& self) {
+            nb::list out;
+            for (const SegmentTime& time : self.written().times) out.append(nb::make_tuple(time.bytes, time.seconds));
+            return out;
+          },
+          nb::sig("def segment_times(self) -> list[tuple[int, float]]"),
+          "Of each new segment: bytes, and seconds from its first byte until it was durable.")
+      .def_prop_ro("late_segments", [](const Save& self) { return self.written().late_segments; })
+      .def_prop_ro("throttled_seconds", [](const Save& self) { return self.written().throttled_seconds; });
 }
 
 }  // namespace tierload

@@ -36,7 +36,7 @@ void Transaction::fail(const IoError& error, bool sync_failed) {
 
 void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
   check_usable();
-  close_segment();
+  end_segment();
   wrote_something();
   row = {catalog_.epoch_, txid_, 0, segments_++, 0};
   const std::string path = row.path();
@@ -56,7 +56,7 @@ void Transaction::append(std::span<const Bytes> parts) {
 }
 
 // A full segment is made durable at once, so that one open file is enough, and flushes are spread.
-void Transaction::close_segment() {
+void Transaction::end_segment() {
   if (!segment_) return;
   try {
     appender_->finish();
@@ -108,7 +108,7 @@ void Transaction::flush() {
   check_usable();
   if (flushed_) return;
   const Mutant mutant = catalog_.options_.mutant;
-  close_segment();
+  end_segment();
   try {
     if (mutant != Mutant::no_manifest_sync) {
       // In pairs, the mirror second.

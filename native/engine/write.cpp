@@ -10,6 +10,8 @@
 
 #include "engine/dedup.h"
 #include "engine/gather.h"
+#include "engine/priority.h"
+#include "engine/segment_pace.h"
 #include "tierload/bytes.h"
 #include "tierload/engine.h"
 
@@ -72,7 +74,9 @@ class PageWriter {
         progress_(progress),
         parent_table_(parent ? parent->pages().size() : 0),
         own_table_(sources.size()),
-        slots_(slot_count(sources, options.threads)) {
+        slots_(slot_count(sources, options.threads)),
+        run_bytes_(options.bucket ? std::min(options.bucket->burst(), write_call_bytes) : write_call_bytes),
+        pace_(*options.clock, options.flush_interval) {
     result_.pages.resize(sources.size());
     result_.compression = options.compression;
     for (const PageSource& source : sources) {
@@ -94,7 +98,9 @@ class PageWriter {
     } else {
       run_threads();
     }
-    if (segment_open_) result_.segments[open_segment_].size = offset_;
+    if (segment_open_) end_segment();
+    check_cancelled(options_.cancelled);
+    result_.throttled_seconds = std::chrono::duration<double>(throttled_).count();
     return std::move(result_);
   }
 
@@ -153,6 +159,7 @@ class PageWriter {
 
   // Gives the page its place, in page order, and queues what has to be written.
   void place(size_t page) {
+    check_cancelled(options_.cancelled);
     Slot& at = slot(page);
     result_.raw_bytes += at.row.raw_length;
     if (at.known) {
@@ -180,19 +187,19 @@ class PageWriter {
 
   void put(Slot& at) {
     const uint64_t length = round_up(at.row.stored_length, sector);
-    if (!segment_open_ || offset_ + length > options_.segment_bytes) {
-      flush();  // before the transaction closes the full segment
-      if (segment_open_) result_.segments[open_segment_].size = offset_;
+    if (segment_open_ && (offset_ + length > options_.segment_bytes || due(length))) end_segment();
+    if (!segment_open_) {
       SegmentRow row;
       transaction_.open_segment(row, std::min(options_.segment_bytes, bytes_left_));
       segment_open_ = true;
       open_segment_ = static_cast<uint32_t>(result_.segments.size());
       result_.segments.push_back(row);
       offset_ = 0;
+      pace_.begin();
     }
     at.row.segment = open_segment_;
     at.row.offset = offset_;
-    if (pending_.length + length > write_call_bytes) flush();
+    if (pending_.length + length > run_bytes_) write_run();
     pending_.length += length;
     pending_.parts.push_back(at.encoded.bytes);
     if (length > at.row.stored_length) pending_.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
@@ -202,9 +209,54 @@ class PageWriter {
   }
 
   void flush() {
-    if (pending_.parts.empty()) return;
-    transaction_.append(pending_.parts);
+    write_run();
+    if (segment_open_ && due(0)) end_segment();
+  }
+
+  // Whether the open segment would be late with `next` more bytes.
+  bool due(uint64_t next) {
+    if (!pace_.bounded()) return false;
+    const auto wait = options_.bucket ? options_.bucket->wait_of(pending_.length + next) : SegmentPace::Time(0);
+    return pace_.left() <= wait;
+  }
+
+  void end_segment() {
+    const auto from = pace_.now();
+    const auto throttled = throttled_;
+    write_run();
+    transaction_.end_segment();
+    segment_open_ = false;
+    result_.segments[open_segment_].size = offset_;
+    pace_.end(result_, offset_, from, throttled_ - throttled);
+  }
+
+  void write_run() {
+    if (options_.bucket) {
+      write_capped(*options_.bucket);
+    } else if (!pending_.parts.empty()) {
+      transaction_.append(pending_.parts);
+    }
     pending_ = {};
+  }
+
+  // One page may be larger than the burst, which is whole blocks too.
+  void write_capped(TokenBucket& bucket) {
+    std::vector<Bytes> piece;
+    uint64_t length = 0;
+    for (Bytes part : pending_.parts) {
+      while (!part.empty()) {
+        const Bytes head = part.first(std::min(part.size(), bucket.burst() - length));
+        part = part.subspan(head.size());
+        piece.push_back(head);
+        length += head.size();
+        pending_.length -= head.size();
+        if (length < bucket.burst() && pending_.length > 0) continue;
+        throttled_ += bucket.take(length, options_.cancelled);
+        transaction_.append(piece);
+        piece.clear();
+        length = 0;
+      }
+    }
   }
 
   void done(size_t first, size_t end) {
@@ -215,7 +267,10 @@ class PageWriter {
   void run_threads() {
     std::vector<std::thread> workers;
     for (unsigned i = 0; i < options_.threads; ++i) {
-      workers.emplace_back([this] { guarded([this] { work(); }); });
+      workers.emplace_back([this] {
+        if (options_.background) lower_priority();
+        guarded([this] { work(); });
+      });
     }
     guarded([this] { write_in_order(); });
     for (std::thread& worker : workers) worker.join();
@@ -257,7 +312,12 @@ class PageWriter {
       size_t end = page;
       {
         std::unique_lock guard(mutex_);
-        changed_.wait(guard, [&] { return error_ || slot(page).ready; });
+        while (!changed_.wait_for(guard, patience(), [&] { return error_ || slot(page).ready; })) {
+          guard.unlock();
+          check_cancelled(options_.cancelled);
+          flush();
+          guard.lock();
+        }
         if (error_) return;
         while (end < sources_.size() && end < page + slots_.size() && slot(end).ready) {
           slot(end).ready = false;
@@ -274,6 +334,13 @@ class PageWriter {
     }
   }
 
+  // How long the writer may wait for a page before it has to look at the open segment's time.
+  std::chrono::nanoseconds patience() const {
+    std::chrono::nanoseconds time = options_.cancelled ? std::chrono::nanoseconds(cancel_poll) : std::chrono::hours(1);
+    if (segment_open_ && pace_.bounded()) time = std::min(time, pace_.left());
+    return std::max<std::chrono::nanoseconds>(time, std::chrono::milliseconds(1));
+  }
+
   Transaction& transaction_;
   const std::span<const PageSource> sources_;
   const Manifest* const parent_;
@@ -287,6 +354,9 @@ class PageWriter {
   bool segment_open_ = false;
   uint64_t bytes_left_ = 0;  // raw, of pages that have no place yet
   Run pending_;
+  const uint64_t run_bytes_;
+  SegmentPace pace_;
+  SegmentPace::Time throttled_{0};
   uint32_t open_segment_ = 0;
   uint64_t offset_ = 0;
 
@@ -302,6 +372,8 @@ class PageWriter {
 
 WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
                         const WriteOptions& options, Progress* progress) {
+  std::optional<LowIoPriority> low;
+  if (options.background) low.emplace();
   return PageWriter(transaction, sources, parent, options, progress).run();
 }
 

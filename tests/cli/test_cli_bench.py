@@ -1,14 +1,16 @@
-"""``tierload bench``: that every way is there and durable or refused, not how fast it is."""
+"""``tierload bench``: that every way is there, and durable, late or refused, not how fast it is."""
 
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.cli.support import run, run_json
 from tierload import _native
+from tierload.engine import pacing
 from tierload.errors import InvalidRequest, StoreIOError
 
 DURABLE = {
@@ -89,3 +91,41 @@ def test_records_lie_one_after_the_other(tmp_path: Path, ring: bool, grows: bool
     assert offsets == [0, 16, 32]
     with pytest.raises(StoreIOError, match="open"):
         _native.record_writer(str(path), **way, records=3)
+
+
+def test_pacing_shows_every_size_and_interval(tmp_path: Path) -> None:
+    found = run_json("bench", "pacing", tmp_path, "--bytes", "3MiB", "-n", 2)
+    assert found["path"] == str(tmp_path)
+    assert (found["bytes"], found["rounds"]) == (3 << 20, 2)
+    assert [way["segment_mib"] for way in found["sizes"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert [way["interval_ms"] for way in found["intervals"]] == [20, 50, 100, 250]
+    for way in found["sizes"] + found["intervals"]:
+        assert 0 < way["mean"] <= way["max"]
+        assert way["p99"] <= way["max"]
+        assert 0 <= way["late"] <= way["segments"]
+        assert way["share"] == pytest.approx(way["rate"] / found["best"])
+        assert 0 < way["share"] <= 1
+    assert [way["segments"] for way in found["sizes"]] == [6, 4] + [2] * 7  # of two saves
+    assert all(way["late"] == 0 for way in found["sizes"])
+    assert found["best"] == max(found["device"], *(way["rate"] for way in found["sizes"] + found["intervals"]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pacing_prints_two_tables_and_a_reference(tmp_path: Path) -> None:
+    lines = run("bench", "pacing", tmp_path, "-b", "1MiB", "-n", 1).splitlines()
+    assert sum(" MiB  " in line and line.endswith("%") for line in lines) == 9
+    assert sum(" of 1  " in line for line in lines) == 4
+    assert lines[-1].startswith("published for another machine")
+
+
+def test_pacing_takes_less_where_less_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=300 << 20))
+    assert pacing.bytes_that_fit(tmp_path) == 150 << 20
+    assert pacing.bytes_that_fit(tmp_path, 200 << 20) == 200 << 20
+    with pytest.raises(StoreIOError, match="300,000,000 bytes needs 367,108,864 free"):
+        pacing.bytes_that_fit(tmp_path, 300_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    assert run("bench", "pacing", tmp_path, code=5) == ""
+    assert list(tmp_path.iterdir()) == []
+    assert run("bench", "pacing", tmp_path, "-b", "much", code=2) == ""

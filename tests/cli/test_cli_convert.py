@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import tierload
 from tests.cases.stores import let_go
 from tests.cli.support import contents, ids, invoke, process, run, run_json
-from tierload.cli.export import _bytes
+from tierload.cli.arguments import count_of
 
 
 def test_export_the_head_and_others(store: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_export_of_shards_and_import_of_a_folder(store: Path, tmp_path: Path) ->
     [("1", 1), ("10b", 10), ("5GB", 5 * 10**9), ("2 MiB", 2 << 20), ("3k", 3000), ("1TiB", 1 << 40)],
 )
 def test_sizes(text: str, count: int) -> None:
-    assert _bytes(text) == count
+    assert count_of(text) == count
 
 
 def test_import_json_and_its_errors(tmp_path: Path) -> None:

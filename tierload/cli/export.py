@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierload.cli.arguments import AsJson, Format, StorePath
+from tierload.cli.arguments import AsJson, Format, StorePath, count_of
 from tierload.cli.exits import LEFT_OUT
 from tierload.cli.opening import reading
 from tierload.cli.output import print_json, print_table, say
@@ -51,7 +50,7 @@ def export(
     was written is read back and compared, tensor by tensor, before it gets its name. What the format cannot hold is
     listed, and the exit code is then 7.
     """
-    limit = None if max_shard_size is None else _bytes(max_shard_size)
+    limit = None if max_shard_size is None else count_of(max_shard_size)
     from tierload.convert import export_state
 
     with reading(path) as store:
@@ -73,16 +72,6 @@ def export(
             _print(report)
     if report.left_out:
         raise typer.Exit(LEFT_OUT)
-
-
-def _bytes(text: str) -> int:
-    """A size as people write it: ``5GB``, ``512MiB``, ``1000000``."""
-    found = re.fullmatch(r"(\d{1,15})\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
-    if found is None or not int(found[1]):
-        raise typer.BadParameter(f"{text!r} is no size; use one such as 5GB, 512MiB or 1000000")
-    unit = 1024 if found[3] else 1000
-    power = " KMGT".index(found[2].upper()) if found[2] else 0
-    return int(int(found[1]) * unit**power)
 
 
 def convert_json(report: ConvertReport) -> dict[str, object]:

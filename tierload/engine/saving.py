@@ -14,7 +14,7 @@ from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
 from tierload.layout import PagePlan, plan_pages
 from tierload.settings import Settings
-from tierload.types import FlatState
+from tierload.types import FlatState, Pacing
 
 __all__ = ["Saved", "save_state"]
 
@@ -31,6 +31,17 @@ class Saved:
         self.pages = save.pages
         self.compression = save.compression
         self.written_pages = save.written_pages
+        self.written_bytes = save.written_bytes
+        self.segment_times = save.segment_times
+        self.late_segments = save.late_segments
+        self.throttled_seconds = save.throttled_seconds
+
+    @property
+    def pacing(self) -> Pacing:
+        """For the report."""
+        latencies = [seconds * 1e3 for _, seconds in self.segment_times]
+        mean = sum(latencies) / len(latencies) if latencies else 0.0
+        return Pacing(len(latencies), mean, max(latencies, default=0.0), self.late_segments, self.throttled_seconds)
 
 
 def save_state(
@@ -41,13 +52,15 @@ def save_state(
     *,
     device: Device,
     threads: int,
+    bucket: _native.TokenBucket | None,
     parent: int,
     step: int | None,
     meta: dict[str, object],
     tags: Sequence[str],
 ) -> Saved:
     """Writes a flat state and commits it. Pages that commit ``parent`` has are referenced (0: all are written).
-    ``last`` is the plan of an earlier save, which serves again where the chunks are the same.
+    ``last`` is the plan of an earlier save, which serves again where the chunks are the same. ``bucket`` caps the bytes
+    a second, over all saves that it is given to.
 
     Raises:
         StoreIOError: The disk is full (nothing has changed, earlier commits are whole) or failed (the writer is
@@ -76,6 +89,10 @@ def save_state(
             device_rate=device.write,
             threads=threads,
             segment_bytes=settings.max_segment_size_mb << 20,
+            flush_interval_ms=settings.flush_interval_ms,
+            bucket=bucket,
+            background=False,
+            cancel=None,
             progress=None,
         )
         save.write_manifest(

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 
+from tierload import _native
 from tierload.catalog import choose_dropped
 from tierload.engine import comparing, devices, rolling, saving, values
 from tierload.engine.opened import OpenStore, Which
@@ -38,6 +39,8 @@ class Store(OpenStore):
     _plan: PagePlan | None = None  # of its save
     _known: devices.Device | None = None  # asked once, and again before large saves while nothing is known
     _asked = False
+    _cap = 0.0  # megabytes a second that the bucket was made for
+    _bucket: _native.TokenBucket | None = None  # kept from save to save: what one took, the next one waits for
 
     def _device(self, nbytes: int) -> devices.Device:
         """What the store lies on; it is measured before the first large save."""
@@ -49,6 +52,13 @@ class Store(OpenStore):
                 with contextlib.suppress(OSError):
                     self._known = devices.calibrate(self.path)
         return self._known or devices.UNKNOWN
+
+    def _capped(self) -> _native.TokenBucket | None:
+        """The bucket of the setting."""
+        if self._cap != self.settings.bandwidth_cap_mbps:
+            self._cap = self.settings.bandwidth_cap_mbps
+            self._bucket = _native.TokenBucket(self._cap * 1e6) if self._cap else None
+        return self._bucket
 
     def save(
         self,
@@ -82,6 +92,7 @@ class Store(OpenStore):
                 self.settings,
                 device=self._device(int(flat.chunks.nbytes.sum())),
                 threads=self._threads,
+                bucket=self._capped(),
                 parent=0 if fresh or view.head is None or self._native.check_commit(view.head.txid) else view.head.txid,
                 step=step,
                 meta=meta,
@@ -102,6 +113,7 @@ class Store(OpenStore):
             compression=saved.compression,
             written_pages=saved.written_pages,
             path=self.path,
+            pacing=saved.pacing,
             notes=flat.notes,
         )
 

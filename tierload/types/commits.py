@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Change", "CollectReport", "Commit", "Damage", "Difference", "RollbackPlan", "SaveReport", "VerifyReport"]
+__all__ = [
+    "Change",
+    "CollectReport",
+    "Commit",
+    "Damage",
+    "Difference",
+    "Pacing",
+    "RollbackPlan",
+    "SaveReport",
+    "VerifyReport",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,23 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Pacing:
+    """How steadily a save wrote its ``segments`` (a count). Latency is from a segment's first byte until it was
+    durable, in milliseconds (0 when no segment was written); ``late_segments`` took longer than ``flush_interval_ms``.
+    ``throttled_seconds`` is what the save waited for ``bandwidth_cap_mbps``."""
+
+    segments: int
+    latency_ms_mean: float
+    latency_ms_max: float
+    late_segments: int
+    throttled_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SaveReport:
     """What a save did. ``seconds`` is the whole call; ``pages`` counts the state's, ``written_pages`` those that were
-    not yet in the store. ``compression`` is the one that was used, if any page had to be written."""
+    not yet in the store. ``compression`` is the one that was used, if any page had to be written; ``pacing`` says how
+    its segments got to the disk."""
 
     commit: Commit
     seconds: float
@@ -65,6 +89,7 @@ class SaveReport:
     written_pages: int
     path: str
     compression: str
+    pacing: Pacing
     notes: tuple[str, ...] = ()
 
 

@@ -64,6 +64,8 @@ class Transaction {
   // Puts whole blocks of 4 KiB behind what the open segment has; the parts may be reused when it returns. flush() ends
   // a segment: what comes after it needs a new one.
   void append(std::span<const Bytes> parts);
+  // Makes the open segment, if there is one, complete and durable; commit() does it too.
+  void end_segment();
   // Writes one rank's manifest shard and its mirror. Fills in epoch, txid of `parts`.
   RootRow write_manifest(ManifestParts parts);
   // Makes everything that was written so far durable: slow, and needs no lock.
@@ -76,7 +78,6 @@ class Transaction {
  private:
   friend class Catalog;
   Transaction(Catalog& catalog, uint64_t txid);
-  void close_segment();
   void wrote_something();
   void check_usable() const;
   void fail(const IoError& error, bool sync_failed);

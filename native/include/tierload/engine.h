@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "tierload/catalog.h"
 #include "tierload/codec.h"
 #include "tierload/manifest.h"
+#include "tierload/pace.h"
 
 namespace tierload {
 
@@ -54,6 +56,17 @@ struct WriteOptions {
   Compression compression = Compression::fast;
   std::optional<double> device_rate;  // bytes a second: choose_compression() decides, once a page has to be encoded
   uint64_t segment_bytes = 128u << 20;
+  // A segment ends early to be durable so long after its first byte was placed in it; 0: only its size ends it.
+  std::chrono::nanoseconds flush_interval{0};
+  TokenBucket* bucket = nullptr;                 // the cap on bytes a second; null: none
+  const std::atomic<bool>* cancelled = nullptr;  // asked between pages and in waits
+  bool background = false;                       // workers make room for others; the caller only on the disk
+  TimeSource* clock = &steady_time();            // what flush_interval and times are measured with
+};
+
+struct SegmentTime {
+  uint64_t bytes = 0;
+  double seconds = 0;  // from the first byte's place in it until it was durable
 };
 
 struct WriteResult {
@@ -63,6 +76,9 @@ struct WriteResult {
   uint64_t written_bytes = 0;
   uint64_t written_pages = 0;
   Compression compression = Compression::fast;  // what was used
+  std::vector<SegmentTime> times;               // of the new segments, in order
+  uint64_t late_segments = 0;                   // that took longer than the flush interval
+  double throttled_seconds = 0;                 // waits for the bucket
 };
 
 // `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
@@ -70,8 +86,9 @@ struct WriteResult {
 Compression choose_compression(std::span<const PageSource> sources, unsigned threads, double device_rate);
 
 // Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
-// others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time.
-// Buffers are bounded: four pages a thread, and 64 MiB of raw bytes in all.
+// others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time,
+// except that a flush interval ends segments by the clock. Every segment is durable when it returns. Buffers are
+// bounded: four pages a thread, and 64 MiB of raw bytes in all. Throws CancelledError.
 WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
                         const WriteOptions& options, Progress* progress);
 

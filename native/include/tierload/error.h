@@ -72,4 +72,10 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// Somebody cancelled a save before it was committed: nothing of it is kept, and nothing is broken.
+class CancelledError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace tierload
