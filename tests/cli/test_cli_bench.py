@@ -129,3 +129,4 @@ def test_pacing_takes_less_where_less_is_free(tmp_path: Path, monkeypatch: pytes
     assert run("bench", "pacing", tmp_path, code=5) == ""
     assert list(tmp_path.iterdir()) == []
     assert run("bench", "pacing", tmp_path, "-b", "much", code=2) == ""
+    assert run("bench", "pacing", "/not/there", code=5) == ""
