@@ -16,6 +16,7 @@ from bench.stage import ROOT, environment
 from bench.versus import torch_save_durably
 from tierload.layout import ManifestTable, plan_pages
 from tierload.layout.rows import PAGE_ROW
+from tierload.state import flatten
 from tierload.types import ChunkTable, Destinations, FlatState
 
 _MIB = 1 << 20
@@ -139,6 +140,47 @@ def test_shards(benchmark, scale, folder, keep):
     held = sum(array.nbytes for array in (plan.rows, plan.lengths, plan.pointers, plan.owners, plan.starts, pages))
     result.add(Figure("arrays of the plan and the manifest", (held + flat.chunks.dims.nbytes) / _MIB, "MiB"))
     assert all(name.endswith(CPU) or len(values) for name, values in samples.items())
+    keep(result)
+
+
+def test_model(benchmark, scale, folder, keep):
+    layers = scale.of(1200, 12)
+    result = Result(
+        "tensors-model",
+        f"A model of {layers:,} layers and its AdamW",
+        f"What a save does before it looks at bytes: walking a state of {3 * layers:,} tensors of 64 by 64 and as many "
+        "steps as parameters, when an earlier one was the same. `model` and `optimizer` are torch's objects; `dict` is "
+        "what their `state_dict()` gave, which took its time before.",
+        folder,
+    )
+    model = torch.nn.ModuleDict({f"layer{number}": torch.nn.Linear(64, 64, bias=False) for number in range(layers)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    objects = {"model": model, "optimizer": optimizer, "epoch": 1}
+    plain = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
+    outlines = flatten(objects).outline, flatten(plain).outline
+    again: list[FlatState] = []
+
+    def check() -> None:
+        assert all(flat.outline in outlines and len(flat.chunks) == 4 * layers for flat in again)
+        again.clear()
+
+    samples = interleave(
+        benchmark,
+        {
+            "objects": Task(lambda: again.append(flatten(objects, like=outlines[0])), after=check),
+            "dict": Task(lambda: again.append(flatten(plain, like=outlines[1])), after=check),
+            "state_dict()": Task(lambda: (model.state_dict(), optimizer.state_dict())),
+        },
+        rounds=scale.of(101, 1),
+    )
+    result.samples = samples
+    title = f"flatten of model + AdamW, {3 * layers:,} tensors, again"
+    result.add(Figure.milliseconds(title, samples, "objects"))
+    result.add(Figure.milliseconds("the same as a dict", samples, "dict"))
+    result.add(Figure.milliseconds("state_dict() of both", samples, "state_dict()"))
     keep(result)
 
 
