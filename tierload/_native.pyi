@@ -322,6 +322,43 @@ class Torch:
 
     def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], exchange: object | None) -> None: ...
 
+class ModuleState:
+    """What state_dict() of a module gives; stands for it in a state."""
+
+class ModuleRules:
+    """Knows the state of ordinary modules; see native/bind/modules.h."""
+
+    def __init__(self, torch: Torch, functions: dict[str, object]) -> None: ...
+
+    def state_of(self, module: object) -> ModuleState | None: ...
+
+class TensorKeys:
+    """Keys of the tensors of a state, by identity."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, tensor: object, key: str) -> None: ...
+
+    def add_module(self, state: ModuleState, key: str) -> None: ...
+
+    def of(self, tensor: object) -> list[str]: ...
+
+    def all(self) -> list[tuple[Any, str]]: ...
+
+class OptimizerState:
+    """
+    What state_dict() of an optimizer gives; stands for its states in a state.
+    """
+
+    @staticmethod
+    def of(groups: object, state: object, keys: TensorKeys) -> OptimizerState | None: ...
+
+    @property
+    def names(self) -> str: ...
+
+    @property
+    def groups(self) -> list[dict[str, object]]: ...
+
 class ChunkOrder:
     """The chunks of a state, sorted by key."""
 
@@ -353,9 +390,6 @@ class StateWriter:
 
     def leaf(self, number: int) -> tuple[Any, str, int]: ...
 
-    @property
-    def tensors(self) -> list[object]: ...
-
     def shared(self, others: Sequence[tuple[int, int]]) -> list[int]:
         """
         Leaves whose memory another leaf or one of these ranges of addresses uses too.
@@ -365,7 +399,7 @@ class StateWriter:
 
     def alike(self, other: StateWriter) -> bool: ...
 
-    def release(self) -> None: ...
+    def release(self) -> list[object]: ...
 
     def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], sizes: list[list[int]], nbytes: list[int]) -> tuple: ...
 

@@ -2,6 +2,9 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/modules.h"
+#include "bind/optimizers.h"
+#include "bind/parameter_names.h"
 #include "bind/state_writer.h"
 #include "bind/store.h"
 #include "bind/tensor_table.h"
@@ -45,6 +48,9 @@ NB_MODULE(_native, module) {
   bind_store(module);
   bind_save(module);
   bind_torch(module);
+  bind_modules(module);
+  bind_parameter_names(module);
+  bind_optimizers(module);
   bind_state_writer(module);
   bind_tensor_table(module);
   bind_codec(module);

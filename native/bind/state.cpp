@@ -91,7 +91,6 @@ void bind_state_writer(nb::module_& module) {
       .def_prop_ro("leaves", [](const StateWriter& self) { return self.leaves().count(); })
       .def("leaf", &StateWriter::leaf, nb::arg("number"),
            nb::sig("def leaf(self, number: int) -> tuple[typing.Any, str, int]"))
-      .def_prop_ro("tensors", &StateWriter::tensors, nb::sig("def tensors(self) -> list[object]"))
       .def(
           "shared",
           [](const StateWriter& self, const std::vector<std::pair<uint64_t, uint64_t>>& others) {
@@ -108,7 +107,7 @@ void bind_state_writer(nb::module_& module) {
           "alike",
           [](const StateWriter& self, const StateWriter& other) { return self.leaves().alike(other.leaves()); },
           nb::arg("other"))
-      .def("release", &StateWriter::release)
+      .def("release", &StateWriter::release, nb::sig("def release(self) -> list[object]"))
       .def(
           "table",
           [](const StateWriter& self, const ChunkOrder& order, std::vector<nb::bytes> keys, std::vector<uint8_t> dtypes,
@@ -121,9 +120,8 @@ void bind_state_writer(nb::module_& module) {
       .def("pointers", &pointers, nb::arg("order"), nb::arg("more"))
       .def(
           "document",
-          [](const StateWriter& self, const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) {
-            const std::string document = self.document(order, texts);
-            return nb::bytes(document.data(), document.size());
+          [](StateWriter& self, const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) {
+            return to_bytes(self.document(order, texts));
           },
           nb::arg("order"), nb::arg("texts"));
 }

@@ -1,8 +1,5 @@
 #include "bind/state_writer.h"
 
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/vector.h>
-
 #include <cmath>
 
 #include "bind/texts.h"
@@ -39,70 +36,18 @@ void StateWriter::write(nb::handle state, nb::handle root, nb::handle encode) {
 }
 
 int64_t StateWriter::met(nb::handle value) {
-  const auto [found, fresh] = seen_.try_emplace(value.ptr(), count_);
-  if (!fresh) return found->second;
+  const auto [number, fresh] = buffers_.seen.add(value.ptr(), count_);
+  if (!fresh) return number;
   ++count_;
-  kept_.push_back(nb::borrow(value));
+  buffers_.kept.push_back(nb::borrow(value));
   return -1;
 }
 
 void StateWriter::append(const nb::str& text) { text_ += text.c_str(); }
 
 uint32_t StateWriter::hole() {
-  holes_.push_back(text_.size());
-  return static_cast<uint32_t>(holes_.size() - 1);
-}
-
-nb::tuple StateWriter::leaf(uint32_t number) const {
-  const std::string_view key = leaves_.key(number);
-  PyObject* text = PyUnicode_DecodeUTF8(key.data(), static_cast<Py_ssize_t>(key.size()), "surrogatepass");
-  return nb::make_tuple(tensors_.at(number), nb::steal(text), leaf_holes_.at(number));
-}
-
-nb::list StateWriter::tensors() const {
-  nb::list out;
-  for (size_t number = 0; number < tensors_.size(); ++number) {
-    // Its memory is kept alive, not the graph that it came out of.
-    const nb::object& tensor = tensors_[number];
-    const bool has_graph = (leaves_[number].marks & mark_grad) != 0 && !tensor.attr("grad_fn").is_none();
-    out.append(has_graph ? tensor.attr("detach")() : tensor);
-  }
-  return out;
-}
-
-void StateWriter::release() {
-  tensors_.clear();
-  kept_.clear();
-  seen_.clear();
-  text_ = {};
-  holes_ = {};
-}
-
-std::string StateWriter::document(const ChunkOrder& order,
-                                  const std::vector<std::pair<uint32_t, nb::str>>& texts) const {
-  constexpr uint32_t none = 0xFFFFFFFF;
-  std::vector<uint32_t> chunk_of(holes_.size(), none);
-  std::vector<const nb::str*> text_of(holes_.size(), nullptr);
-  for (uint32_t chunk = 0; chunk < order.chunks().size(); ++chunk) {
-    const uint32_t leaf = order.chunks()[chunk];
-    if (leaf < leaves_.count()) chunk_of[leaf_holes_[leaf]] = chunk;
-  }
-  for (const auto& [hole, text] : texts) text_of.at(hole) = &text;
-  std::string out;
-  out.reserve(text_.size() + 40 * holes_.size());
-  size_t from = 0;
-  for (size_t hole = 0; hole < holes_.size(); ++hole) {
-    out.append(text_, from, holes_[hole] - from);
-    from = holes_[hole];
-    if (text_of[hole] != nullptr) {
-      out += text_of[hole]->c_str();
-    } else if (chunk_of[hole] != none) {
-      leaves_.describe(order.chunks()[chunk_of[hole]], chunk_of[hole], out);
-    } else {
-      throw UsageError("nothing was given for a hole in the document");
-    }
-  }
-  return out.append(text_, from);
+  buffers_.holes.push_back(text_.size());
+  return static_cast<uint32_t>(buffers_.holes.size() - 1);
 }
 
 // The next member of the topmost container.
@@ -117,13 +62,16 @@ void StateWriter::step() {
                       (item != nullptr) == (frame.written < frame.size) &&
                       (item == nullptr || (PyUnicode_CheckExact(key) && is_plain_text(key)));
     if (!same) throw nb::value_error("a dict changed while it was saved");
+  } else if (frame.kind == Kind::module) {
+    return member_of_module(frame);
+  } else if (frame.kind == Kind::optimizer) {
+    return state_of_optimizer(frame);
   } else if (frame.at < PyList_GET_SIZE(frame.holder.ptr())) {
     item = PyList_GET_ITEM(frame.holder.ptr(), frame.at++);
   }
   if (frame.kind == Kind::pairs && frame.written != 0) text_ += ']';
   if (item == nullptr) {
-    text_ += frame.end;
-    frames_.pop_back();
+    pop();
     return;
   }
   if (frame.kind == Kind::parts) {
@@ -161,8 +109,46 @@ void StateWriter::step() {
   }
 }
 
+// The next pair of a module's state, as of an OrderedDict that state_dict() made.
+void StateWriter::member_of_module(Frame& frame) {
+  const auto& state = *nb::inst_ptr<ModuleState>(frame.holder);
+  if (frame.written != 0) text_ += ']';
+  if (static_cast<size_t>(frame.at) == state.members().size()) {
+    text_ += "],\"metadata\":{\"odict\":[";
+    text_ += state.metadata();
+    count_ += 1 + static_cast<uint32_t>(state.modules());
+    return pop();
+  }
+  const ModuleState::Member& member = state.members()[static_cast<size_t>(frame.at++)];
+  const std::string_view name = state.name(member);
+  text_ += frame.written++ == 0 ? "[\"" : ",[\"";
+  text_ += name;
+  text_ += "\",";
+  const Place place{{}, {}, 0, &name};
+  if (!tensor(member.tensor, place, true)) value(member.tensor.attr("detach")(), place);
+}
+
+// The next pair of the states of an optimizer.
+void StateWriter::state_of_optimizer(Frame& frame) {
+  const auto& state = *nb::inst_ptr<OptimizerState>(frame.holder);
+  if (frame.written != 0) text_ += ']';
+  if (static_cast<size_t>(frame.at) == state.rows().size()) return pop();
+  const OptimizerState::Row& row = state.rows()[static_cast<size_t>(frame.at++)];
+  const std::string_view name = state.name(row.position);
+  text_ += frame.written++ == 0 ? "[" : ",[";
+  text_ += std::to_string(row.position);
+  text_ += ',';
+  value(row.value, {{}, {}, 0, &name});
+}
+
+void StateWriter::pop() {
+  text_ += frames_.back().end;
+  keys_.resize(frames_.back().key_at);
+  frames_.pop_back();
+}
+
 void StateWriter::value(nb::handle value, const Place& place) {
-  if (!scalar(value.ptr()) && !tensor(value, place) && !container(value, place)) other(value, place);
+  if (!tensor(value, place) && !scalar(value.ptr()) && !container(value, place)) other(value, place);
 }
 
 bool StateWriter::scalar(PyObject* value) {
@@ -187,19 +173,21 @@ bool StateWriter::scalar(PyObject* value) {
   return true;
 }
 
-bool StateWriter::tensor(nb::handle value, const Place& place) {
+// A plain tensor; `detached`: what detach() gives of it.
+bool StateWriter::tensor(nb::handle value, const Place& place, bool detached) {
   if (!torch_.is_tensor(value.ptr()) || depth_of(place) > depth_max) return false;
-  const auto plain = torch_.plain(value.ptr());
+  const auto plain = torch_.plain(value.ptr(), detached);
   if (!plain) return false;
   Leaf leaf{};
   leaf.start = reinterpret_cast<uint64_t>(plain->data);
   leaf.bytes = plain->bytes;
   leaf.dtype = plain->dtype->code;
   leaf.marks = plain->marks;
-  leaves_.add(leaf, plain->shape, key_of(place));
-  tensors_.push_back(nb::borrow(value));
+  put_key_of(place, leaves_.next_key());
+  leaves_.add(leaf, plain->shape);
+  buffers_.tensors.push_back(nb::borrow(value));
   text_ += "{\"t\":";
-  leaf_holes_.push_back(hole());
+  buffers_.leaf_holes.push_back(hole());
   text_ += '}';
   return true;
 }
@@ -255,6 +243,12 @@ bool StateWriter::container(nb::handle value, const Place& place) {
 }
 
 void StateWriter::other(nb::handle value, const Place& place) {
+  if (nb::isinstance<ModuleState>(value)) {
+    ++count_;
+    text_ += "{\"statedict\":{\"items\":[";
+    return push(Kind::module, nb::borrow(value), "]}}}", place);
+  }
+  if (nb::isinstance<OptimizerState>(value)) return push(Kind::optimizer, nb::borrow(value), "", place);
   const nb::object path = path_of(place);
   const nb::object parts = encode_(value, path);
   if (!nb::isinstance<nb::list>(parts)) throw UsageError("an encoder gave no list");
@@ -267,14 +261,18 @@ void StateWriter::other(nb::handle value, const Place& place) {
 
 void StateWriter::push(Kind kind, nb::object holder, const char* end, const Place& place) {
   if (!holder.is_valid()) throw nb::python_error();
-  Frame frame{kind, std::move(holder), end, {}, {}, {}, 0};
-  if (kind != Kind::parts) frame.key = key_of(place);  // parts say where they stand
+  Frame frame{kind, std::move(holder), end, keys_.size(), 0, {}, {}, {}, depth_of(place)};
+  if (kind != Kind::parts) {  // parts say where they stand
+    put_key_of(place, keys_);
+    frame.key_bytes = keys_.size() - frame.key_at;
+  }
   if (kind == Kind::mapping) frame.size = PyDict_GET_SIZE(frame.holder.ptr());
-  frame.depth = depth_of(place);
   if (place.path.is_valid()) {
     frame.path = nb::borrow(place.path);
+  } else if (place.name != nullptr) {
+    frame.name = *place.name;
   } else {
-    frame.element = place.key.is_valid() ? nb::borrow(place.key) : nb::object(nb::int_(place.index));
+    frame.element = element_of(place);
   }
   frames_.push_back(std::move(frame));
 }
@@ -283,25 +281,40 @@ int64_t StateWriter::depth_of(const Place& place) const {
   return place.path.is_valid() ? nb::cast<int64_t>(place.path.attr("depth")) : frames_.back().depth + 1;
 }
 
-std::string StateWriter::key_of(const Place& place) const {
-  if (place.path.is_valid()) return utf8_of(place.path.attr("text")());
-  std::string key = frames_.back().key;
-  if (!key.empty()) key += '/';
-  put_element(key, place.key.ptr(), place.index);
-  return key;
+void StateWriter::put_key_of(const Place& place, std::string& out) const {
+  if (place.path.is_valid()) {
+    out += utf8_of(place.path.attr("text")());
+    return;
+  }
+  const Frame& above = frames_.back();
+  out.append(keys_, above.key_at, above.key_bytes);
+  if (above.key_bytes != 0) out += '/';
+  if (place.name != nullptr) {
+    put_element(out, *place.name);
+  } else {
+    put_element(out, place.key.ptr(), place.index);
+  }
+}
+
+nb::object StateWriter::element_of(const Place& place) const {
+  if (place.key.is_valid()) return nb::borrow(place.key);
+  return place.name == nullptr ? nb::object(nb::int_(place.index)) : nb::object(text_of(*place.name));
 }
 
 nb::object StateWriter::path_of(const Place& place) {
   if (place.path.is_valid()) return nb::borrow(place.path);
-  const nb::object above = path_of(frames_.size() - 1);
-  return place.key.is_valid() ? above.attr("child")(place.key) : above.attr("child")(place.index);
+  return path_of(frames_.size() - 1).attr("child")(element_of(place));
 }
 
 // Makes the paths that are missing from the last one that there is up to `frame`; the first frame has one.
 nb::object StateWriter::path_of(size_t frame) {
   size_t first = frame;
   while (!frames_[first].path.is_valid()) --first;
-  for (size_t i = first + 1; i <= frame; ++i) frames_[i].path = frames_[i - 1].path.attr("child")(frames_[i].element);
+  for (size_t i = first + 1; i <= frame; ++i) {
+    const nb::object element =
+        frames_[i].element.is_valid() ? frames_[i].element : nb::object(text_of(frames_[i].name));
+    frames_[i].path = frames_[i - 1].path.attr("child")(element);
+  }
   return frames_[frame].path;
 }
 

@@ -22,12 +22,6 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-// What an attribute, or a method without arguments, says.
-bool truth(PyObject* answer) {
-  if (answer == nullptr) throw nb::python_error();
-  return nb::steal(answer).ptr() == Py_True;
-}
-
 // The strides that torch gives a contiguous tensor, also for dimensions of one element.
 bool contiguous(const DlTensor& tensor) {
   int64_t step = 1;
@@ -56,7 +50,12 @@ Torch::Torch(nb::type_object tensor, nb::type_object parameter, const nb::list& 
       parameter_(std::move(parameter)),
       tensor_type_(reinterpret_cast<PyTypeObject*>(tensor_.ptr())),
       parameter_type_(reinterpret_cast<PyTypeObject*>(parameter_.ptr())),
-      capsule_(exchange) {
+      capsule_(exchange),
+      is_conj_(tensor_.attr("is_conj")),
+      is_neg_(tensor_.attr("is_neg")),
+      dtype_(tensor_.attr("dtype")),
+      requires_grad_(tensor_.attr("requires_grad")),
+      grad_fn_(tensor_.attr("grad_fn")) {
   for (const nb::handle item : dtypes) {
     const auto row = nb::cast<nb::tuple>(item);
     rows_.push_back({nb::borrow(row[0]), nb::cast<uint8_t>(row[1]), nb::cast<uint8_t>(row[2]), nb::cast<bool>(row[3]),
@@ -69,26 +68,51 @@ Torch::Torch(nb::type_object tensor, nb::type_object parameter, const nb::list& 
   while (exchange_ != nullptr && exchange_->major != 1) exchange_ = exchange_->older;
 }
 
-const DtypeRow* Torch::row_of(PyObject* tensor) const {
-  const nb::object dtype = nb::steal(PyObject_GetAttr(tensor, dtype_name_.ptr()));
-  if (!dtype.is_valid()) throw nb::python_error();
-  for (const DtypeRow& row : rows_) {
-    if (row.dtype.ptr() == dtype.ptr()) return &row;
+// Found once in torch's class: a search for each tensor takes as long as the answer.
+bool Torch::answer(const nb::object& method, PyObject* tensor) const {
+  const nb::object found = nb::steal(PyObject_Vectorcall(method.ptr(), &tensor, 1, nullptr));
+  if (!found.is_valid()) throw nb::python_error();
+  return found.ptr() == Py_True;
+}
+
+nb::object Torch::attribute(const nb::object& getter, PyObject* tensor) const {
+  PyObject* found = Py_TYPE(getter.ptr())->tp_descr_get(getter.ptr(), tensor, tensor_.ptr());
+  if (found == nullptr) throw nb::python_error();
+  return nb::steal(found);
+}
+
+bool Torch::has_graph(PyObject* tensor) const { return !attribute(grad_fn_, tensor).is_none(); }
+
+// DLPack calls integers of 1 to 7 bits by the name of those with 8; all others have one of their own.
+const DtypeRow* Torch::row_of(PyObject* tensor, uint8_t kind, uint8_t bits) const {
+  const uint32_t exchanged = bits == 8 && kind < 2 ? 0 : uint32_t{kind} << 8 | bits;
+  if (exchanged != 0) {
+    if (last_ != nullptr && last_->exchanged == exchanged) return last_;
+    for (const DtypeRow& row : rows_) {
+      if (row.exchanged == exchanged) return last_ = &row;
+    }
+  }
+  const nb::object dtype = attribute(dtype_, tensor);
+  for (DtypeRow& row : rows_) {
+    if (row.dtype.ptr() != dtype.ptr()) continue;
+    row.exchanged = exchanged;
+    return &row;
   }
   return nullptr;
 }
 
-std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
+std::optional<PlainTensor> Torch::plain(PyObject* tensor, bool detached) const {
   if (exchange_ == nullptr) return std::nullopt;
   DlTensor seen;
   if (exchange_->look(tensor, &seen) != 0) {
     PyErr_Clear();  // sparse, quantized, nested, on meta: there is another way for those
     return std::nullopt;
   }
-  const DtypeRow* row = row_of(tensor);
-  if (row == nullptr || seen.device_type != cpu || seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) {
+  if (seen.device_type != cpu || seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) {
     return std::nullopt;
   }
+  const DtypeRow* row = row_of(tensor, seen.dtype_code, seen.dtype_bits);
+  if (row == nullptr) return std::nullopt;
   PlainTensor plain{static_cast<const std::byte*>(seen.data) + seen.byte_offset,
                     {seen.shape, static_cast<size_t>(seen.ndim)},
                     row,
@@ -97,10 +121,14 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor) const {
   for (const int64_t size : plain.shape) plain.bytes *= static_cast<uint64_t>(size);
   if (plain.bytes == 0) return std::nullopt;
   const bool differentiable = row->floating || row->complex;
-  if (row->complex && truth(PyObject_CallMethodNoArgs(tensor, is_conj_.ptr()))) plain.marks |= mark_conj;
-  if (truth(PyObject_CallMethodNoArgs(tensor, is_neg_.ptr()))) plain.marks |= mark_neg;
+  if (row->complex && answer(is_conj_, tensor)) plain.marks |= mark_conj;
+  if (answer(is_neg_, tensor)) plain.marks |= mark_neg;
+  if (detached) {
+    plain.marks |= mark_detached;
+    return plain;
+  }
   if (Py_TYPE(tensor) == parameter_type_) plain.marks |= mark_parameter;
-  if (differentiable && truth(PyObject_GetAttr(tensor, requires_grad_.ptr()))) plain.marks |= mark_grad;
+  if (differentiable && attribute(requires_grad_, tensor).ptr() == Py_True) plain.marks |= mark_grad;
   return plain;
 }
 

@@ -19,6 +19,8 @@ struct DtypeRow {
   uint8_t bytes;  // of an element
   bool floating;
   bool complex;
+  uint32_t exchanged =
+      0;  // what DLPack calls it; 0 until a tensor of this dtype has been seen, and for those that share it
 };
 
 // A tensor with elements that lie together in the memory of the processor.
@@ -37,8 +39,11 @@ class Torch {
 
   // Exact types only: a subclass may mean something else by its elements.
   bool is_tensor(PyObject* value) const { return Py_TYPE(value) == tensor_type_ || Py_TYPE(value) == parameter_type_; }
-  // Nothing for a tensor that is not plain. Asks no code of the user's.
-  std::optional<PlainTensor> plain(PyObject* tensor) const;
+  bool is_parameter(PyObject* value) const { return Py_TYPE(value) == parameter_type_; }
+  // Nothing for a tensor that is not plain. Asks no code of the user's. `detached`: what detach() would give.
+  std::optional<PlainTensor> plain(PyObject* tensor, bool detached = false) const;
+  // Whether a tensor came out of operations that it keeps for its gradient.
+  bool has_graph(PyObject* tensor) const;
   // The address of the first element of any tensor.
   uint64_t address(PyObject* tensor) const;
   // The row of a code; null when this torch lacks its dtype.
@@ -46,15 +51,19 @@ class Torch {
 
  private:
   struct Exchange;
-  const DtypeRow* row_of(PyObject* tensor) const;
+  const DtypeRow* row_of(PyObject* tensor, uint8_t kind, uint8_t bits) const;
+  bool answer(const nb::object& method, PyObject* tensor) const;
+  nb::object attribute(const nb::object& getter, PyObject* tensor) const;
 
   nb::object tensor_, parameter_;
   PyTypeObject* tensor_type_;
   PyTypeObject* parameter_type_;
-  std::vector<DtypeRow> rows_;
+  mutable std::vector<DtypeRow> rows_;
+  mutable const DtypeRow* last_ = nullptr;  // most tensors have the dtype of the one before
   nb::object capsule_;
   const Exchange* exchange_ = nullptr;
-  nb::str dtype_name_{"dtype"}, is_conj_{"is_conj"}, is_neg_{"is_neg"}, requires_grad_{"requires_grad"};
+  nb::object is_conj_, is_neg_;                 // methods of torch.Tensor
+  nb::object dtype_, requires_grad_, grad_fn_;  // its descriptors
 };
 
 void bind_torch(nb::module_& module);

@@ -34,13 +34,27 @@ void put_number(std::string& out, uint64_t number) {
 }  // namespace
 
 void Leaves::add(Leaf leaf, std::span<const int64_t> shape, std::string_view key) {
+  keys_ += key;
+  add(leaf, shape);
+}
+
+void Leaves::add(Leaf leaf, std::span<const int64_t> shape) {
   leaf.shape = sizes_.size();
   leaf.ndim = static_cast<uint8_t>(shape.size());
-  leaf.key = keys_.size();
-  leaf.key_bytes = static_cast<uint32_t>(key.size());
-  sizes_.insert(sizes_.end(), shape.begin(), shape.end());
-  keys_ += key;
+  leaf.key = rows_.empty() ? 0 : rows_.back().key + rows_.back().key_bytes;
+  leaf.key_bytes = static_cast<uint32_t>(keys_.size() - leaf.key);
+  for (const int64_t size : shape) sizes_.push_back(size);
   rows_.push_back(leaf);
+}
+
+void Leaves::clear() {
+  rows_.clear();
+  sizes_.clear();
+  keys_.clear();
+}
+
+size_t Leaves::capacity_bytes() const {
+  return rows_.capacity() * sizeof(Leaf) + sizes_.capacity() * sizeof(int64_t) + keys_.capacity();
 }
 
 std::vector<uint32_t> meeting(std::span<const MemoryRange> ranges, std::span<const MemoryRange> others) {

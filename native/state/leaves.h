@@ -11,8 +11,9 @@
 
 namespace tierload {
 
-// Bits of Leaf::marks: what the document says of a tensor beside its geometry.
-enum Mark : uint8_t { mark_conj = 1, mark_neg = 2, mark_parameter = 4, mark_grad = 8 };
+// Bits of Leaf::marks: what the document says of a tensor beside its geometry; the last one is not for the document,
+// but says that the tensor itself has not been detached as its leaf has.
+enum Mark : uint8_t { mark_conj = 1, mark_neg = 2, mark_parameter = 4, mark_grad = 8, mark_detached = 16 };
 
 struct Leaf {
   uint64_t start;  // address of the first element
@@ -37,6 +38,14 @@ std::vector<uint32_t> meeting(std::span<const MemoryRange> ranges, std::span<con
 class Leaves {
  public:
   void add(Leaf leaf, std::span<const int64_t> shape, std::string_view key);
+  // The same, with the key that has been appended to `next_key()`.
+  void add(Leaf leaf, std::span<const int64_t> shape);
+  std::string& next_key() { return keys_; }
+
+  // Forgets all, but keeps the memory for others.
+  void clear();
+  // Of the memory that is held.
+  size_t capacity_bytes() const;
 
   size_t count() const { return rows_.size(); }
   const Leaf& operator[](size_t number) const { return rows_[number]; }

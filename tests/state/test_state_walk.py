@@ -53,6 +53,12 @@ def test_any_state_is_stored_the_same_either_way(seed):
         [-0.0, 0.0, float("nan"), float("inf"), 5e-324, 1e16, 1e22, 123456789.123456789, 1.7976931348623157e308],
         [True, 1, 1.0, "1", None, "null", "true", [], {}, (), "", [[]], [()], {"": {}}],
         [*TEXTS, *(one + other for one in TEXTS for other in TEXTS)],
+        {
+            "x" * before + odd + "x" * after: [ones(1)]
+            for odd in '"\\\x7f\x1f ~}!#/a\x80é\U0001f600'
+            for before in range(18)
+            for after in (0, 1, 7, 8, 9)
+        },
     ],
     ids=lambda state: type(state).__name__,
 )

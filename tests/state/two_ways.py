@@ -19,6 +19,7 @@ from alike import raw
 from fake_engine import stored
 
 from tierload import _native
+from tierload.state import modules, optimizers
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.memory import Memory
 from tierload.types import FlatState
@@ -68,6 +69,8 @@ def python_way() -> Iterator[None]:
     with (
         mock.patch.multiple(flattening._Writer, write=write, _encode=encode_hidden),
         mock.patch.object(flattening, "TORCH", NO_EXCHANGE),
+        mock.patch.object(modules, "known_state", return_value=None),
+        mock.patch.object(optimizers, "known_state", return_value=None),
         mock.patch.multiple(
             Memory,
             fill_dict=fill_dict,

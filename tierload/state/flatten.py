@@ -101,6 +101,7 @@ class _Writer:
         self._notes: list[str] = []
         self._open: set[int] = set()
         self._names: ParameterNames | None = None
+        self._looked: dict[int, _native.ModuleState] = {}  # since code of the user's has last run
         own: dict[type, Callable[[Any, Path], Parts]] = {
             bytes: self._bytes,
             bytearray: self._bytes,
@@ -125,6 +126,7 @@ class _Writer:
     def close(self) -> None:
         """End the circle of the writer and its methods, in which the state would live until the next collection."""
         self._encoders.clear()
+        self._looked.clear()
 
     def _encode(self, value: Any, path: Path) -> Parts:
         """The parts of a value that the native writer does not know."""
@@ -143,7 +145,10 @@ class _Writer:
                     return [reference]
             if path.depth > DEPTH_MAX:
                 raise Unwritable(f"the state nests deeper than {DEPTH_MAX} levels here")
-            return encode(value, path)
+            parts = encode(value, path)
+            if kind is not _Opened and id(value) not in self._looked:
+                self._looked.clear()
+            return parts
         except Unwritable as error:
             raise unsupported(value, path, str(error)) from error
 
@@ -162,19 +167,17 @@ class _Writer:
         more = [described(row) for row in rows]
         outline = like if like and like.fits(out, shared, keys, more) else Outline(out, shared, keys, more)
         numbered = sorted(zip(outline.order.more, rows, strict=True), key=itemgetter(0))
-        flat = FlatState(
+        return FlatState(
             chunks=outline.chunks,
             pointers=out.pointers(outline.order, [each.pointer for each in more]),
             strides=outline.strides,
             item_sizes=outline.item_sizes,
             floating=outline.floating,
-            owners=(out.tensors, [each.owner for each in more]),
             document=out.document(outline.order, texts(numbered)),
+            owners=(out.release(), [each.owner for each in more]),
             notes=tuple(self._notes),
             outline=outline,
         )
-        out.release()
-        return flat
 
     def _met(self, value: object) -> str:
         """Count a value whose identity is kept; the reference to it when it has been met before, else no text."""
@@ -243,11 +246,14 @@ class _Writer:
         return [f',"dtype":{quoted(dtype)},"shape":[{shape}],"order":"{order}"}}}}']
 
     def _object(self, value: Any, path: Path) -> Parts:
-        return self._opened(value, modules.encode(value, path))
+        known = modules.known_state(value, path) if isinstance(value, torch.nn.Module) else None
+        if known is not None:
+            self._looked[id(value)] = known
+        return self._opened(value, modules.encode(value, path, known))
 
     def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> Parts:
         if self._names is None:
-            self._names = ParameterNames(self._state)
+            self._names = ParameterNames(self._state, self._looked)
         return self._opened(value, optimizers.encode(value, path, self._names, self._notes))
 
     def _opened(self, value: object, parts: Parts) -> Parts:

@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import FunctionType
 from typing import Any
 
+import torch
+
+from tierload import _native
 from tierload.state.containers import Parts
-from tierload.state.keys import Path
+from tierload.state.keys import DEPTH_MAX, Path
 from tierload.state.registry import type_name
+from tierload.state.tensors import TORCH
 from tierload.state.texts import quoted
 
-__all__ = ["encode", "is_stateful"]
+__all__ = ["encode", "is_stateful", "known_state", "own_functions"]
+
+_DEPTH = 4
+"""Levels of nesting in what ``state_dict()`` of a module gives."""
+
+
+def own_functions(cls: type, *names: str) -> dict[str, object]:
+    """These functions of a class of torch, as torch wrote them; those that somebody has replaced are left out."""
+    module = sys.modules[cls.__module__]
+    found: dict[str, object] = {}
+    for name in names:
+        function = vars(cls).get(name)
+        plain = inspect.unwrap(function) if callable(function) else None
+        wrapped_by = {module.__name__, "torch._compile"}
+        if (
+            isinstance(function, FunctionType)
+            and isinstance(plain, FunctionType)
+            and function.__globals__.get("__name__") in wrapped_by
+            and plain.__globals__ is vars(module)
+            and plain.__code__.co_qualname == f"{cls.__qualname__}.{name}"
+        ):
+            found[name] = function
+    return found
+
+
+def _rules() -> _native.ModuleRules | None:
+    """What is known of torch's modules, unless something replaced it before."""
+    names = (
+        "state_dict",
+        "_save_to_state_dict",
+        "get_extra_state",
+        "named_parameters",
+        "_named_members",
+        "named_modules",
+    )
+    functions = own_functions(torch.nn.Module, *names)
+    return _native.ModuleRules(TORCH, functions) if len(functions) == len(names) else None
+
+
+_RULES = _rules()
+
+
+def known_state(module: object, path: Path) -> _native.ModuleState | None:
+    """What ``state_dict()`` and ``named_parameters()`` of a module at ``path`` give, where that is known without
+    calling them: where they are torch's own, from here to the last module inside, without hooks."""
+    if _RULES is None or path.depth + _DEPTH > DEPTH_MAX or torch.overrides.has_torch_function((module,)):
+        return None  # in a torch function mode, detach() may mean something else
+    return _RULES.state_of(module)
 
 
 def is_stateful(value: object) -> bool:
@@ -19,6 +73,8 @@ def is_stateful(value: object) -> bool:
     )
 
 
-def encode(value: Any, path: Path) -> Parts:
-    """The parts of an object: its type's name, which is never imported, and what its ``state_dict()`` gives."""
-    return [f'{{"object":{{"type":{quoted(type_name(type(value)))},"state":', (value.state_dict(), path.inner()), "}}"]
+def encode(value: Any, path: Path, known: _native.ModuleState | None = None) -> Parts:
+    """The parts of an object: its type's name, which is never imported, and what its ``state_dict()`` gives, or is
+    known to give."""
+    state = value.state_dict() if known is None else known
+    return [f'{{"object":{{"type":{quoted(type_name(type(value)))},"state":', (state, path.inner()), "}}"]

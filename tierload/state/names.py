@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from tierload import _native
+from tierload.state import modules
 from tierload.state.containers import key_element
 from tierload.state.keys import ROOT, Path
 from tierload.state.registry import is_named_tuple
@@ -16,37 +18,48 @@ __all__ = ["ParameterNames"]
 
 
 class ParameterNames:
-    """Keys of the parameters of all modules in a state, and of the tensors that stand in it by themselves."""
+    """Keys of the parameters of all modules in a state, and of the tensors that stand in it by themselves.
 
-    def __init__(self, state: object) -> None:
-        self._by_object: dict[int, list[str]] = collections.defaultdict(list)
-        self._by_memory: dict[tuple[object, ...], list[str]] = collections.defaultdict(list)
-        self._kept: list[object] = []
+    ``looked`` has modules, by their ids, whose state is known.
+    """
+
+    def __init__(self, state: object, looked: Mapping[int, _native.ModuleState] | None = None) -> None:
+        self._looked = looked or {}
+        self.keys = _native.TensorKeys()
+        self._by_memory: dict[tuple[object, ...], list[str]] | None = None
         seen: set[int] = set()
         stack: list[tuple[object, Path]] = [(state, ROOT)]
         while stack:
             value, path = stack.pop()
             if isinstance(value, torch.Tensor):
-                self._add(value, path)
+                self.keys.add(value, path.text())
             elif isinstance(value, (str, bytes, int, float, torch.optim.Optimizer)) or id(value) in seen:
                 continue
             elif isinstance(value, torch.nn.Module):
-                for name, parameter in value.named_parameters(remove_duplicate=False):
-                    self._add(parameter, path.child(name))
+                self._add_module(value, path)
             else:
                 seen.add(id(value))
                 stack.extend((child, path.child(element)) for element, child in _children(value, path))
 
     def of(self, parameter: torch.Tensor) -> list[str]:
         """All keys of ``parameter`` in byte order; of tensors over the same elements when it is in no module."""
-        found = self._by_object.get(id(parameter)) or self._by_memory.get(_memory(parameter), [])
-        return sorted(found)
+        return self.keys.of(parameter) or self._of_memory(parameter)
 
-    def _add(self, tensor: torch.Tensor, path: Path) -> None:
-        self._kept.append(tensor)
-        self._by_object[id(tensor)].append(path.text())
-        if not tensor.is_meta and tensor.layout is torch.strided and tensor.numel():
-            self._by_memory[_memory(tensor)].append(path.text())
+    def _add_module(self, module: torch.nn.Module, path: Path) -> None:
+        state = self._looked.get(id(module)) or modules.known_state(module, path)
+        if state is not None:
+            self.keys.add_module(state, path.text())
+            return
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            self.keys.add(parameter, path.child(name).text())
+
+    def _of_memory(self, parameter: torch.Tensor) -> list[str]:
+        if self._by_memory is None:
+            self._by_memory = collections.defaultdict(list)
+            for tensor, key in self.keys.all():
+                if not tensor.is_meta and tensor.layout is torch.strided and tensor.numel():
+                    self._by_memory[_memory(tensor)].append(key)
+        return sorted(self._by_memory.get(_memory(parameter), []))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
