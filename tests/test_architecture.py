@@ -42,6 +42,7 @@ CONTRACTS = {
     "manifest": "catalog",
     "state": "catalog",
     "engine": "engine",
+    "staging": "engine",
     "pace": "engine",
 }
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tierload.api import Store, load, open, rollback, save
+    from tierload.api import Guard, PendingSave, Store, async_save, guard, load, open, prepare, rollback, save
     from tierload.convert import ConvertReport, export_state, import_state
     from tierload.errors import (
         CommitDropped,
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
         InvalidRequest,
         KeyMismatch,
         SaveCancelled,
+        SaveSkipped,
+        SaveTimeout,
         StoreBusy,
         StoreFenced,
         StoreIOError,
         StoreNotFound,
         StorePoisoned,
         TierloadError,
+        TornSave,
         UnsupportedFormat,
         UnsupportedValue,
     )
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         LoadReport,
         Pacing,
         RollbackPlan,
+        SaveProgress,
         SaveReport,
         VerifyReport,
     )
@@ -63,13 +67,18 @@ __all__ = [
     "Difference",
     "File",
     "Folder",
+    "Guard",
     "InvalidRequest",
     "KeyMismatch",
     "LoadReport",
     "Pacing",
+    "PendingSave",
     "RollbackPlan",
     "SaveCancelled",
+    "SaveProgress",
     "SaveReport",
+    "SaveSkipped",
+    "SaveTimeout",
     "Settings",
     "Store",
     "StoreBusy",
@@ -78,13 +87,17 @@ __all__ = [
     "StoreNotFound",
     "StorePoisoned",
     "TierloadError",
+    "TornSave",
     "UnsupportedFormat",
     "UnsupportedValue",
     "VerifyReport",
+    "async_save",
     "export_state",
+    "guard",
     "import_state",
     "load",
     "open",
+    "prepare",
     "register_type",
     "rollback",
     "save",
@@ -94,11 +107,11 @@ __all__ = [
 _ROOMS = {
     name: room
     for room, names in {
-        "api": "Store load open rollback save",
+        "api": "Guard PendingSave Store async_save guard load open prepare rollback save",
         "convert": "ConvertReport export_state import_state",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
-        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan "
+        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan SaveProgress "
         "SaveReport VerifyReport",
     }.items()
     for name in names.split()

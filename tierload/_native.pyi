@@ -256,6 +256,55 @@ class Store:
 
     def segment_size(self, path: str) -> int | None: ...
 
+class PageSet:
+    """Pages to be saved; see tierload.layout.PagePlan."""
+
+    @staticmethod
+    def of(pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> PageSet: ...
+
+    @property
+    def staging_bytes(self) -> int:
+        """What an arena needs to hold all of them."""
+
+class Arena:
+    """Memory that states are copied into; see tierload/staging.h."""
+
+    def __init__(self, nbytes: int) -> None: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def prefault(self, threads: int) -> None: ...
+
+class Staging:
+    """A copy of pages as they were at one moment; see tierload/staging.h."""
+
+    def __init__(self, pages: PageSet, late: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], arena: Arena) -> None: ...
+
+    def copy_now(self, threads: int) -> None: ...
+
+    def start(self) -> None: ...
+
+    def help(self, threads: int) -> None: ...
+
+    def wait_done(self, seconds: float | None) -> bool:
+        """Whether nobody reads from the state any more."""
+
+    def abandon(self) -> None: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every page is still here after it was written."""
+
+    @property
+    def raw_bytes(self) -> int: ...
+
+    @property
+    def copied_bytes(self) -> int: ...
+
 class TokenBucket:
     """A cap on bytes a second, for saves one after the other."""
 
@@ -276,7 +325,7 @@ class Save:
 
     def __init__(self, store: Store) -> None: ...
 
-    def write(self, pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], parent: Manifest | None, compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
+    def write(self, pages: PageSet, staging: Staging | None, parent: Manifest | None, compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
 
     def write_manifest(self, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes) -> None: ...
 
@@ -321,6 +370,18 @@ class Torch:
     """
 
     def __init__(self, tensor: type, parameter: type, dtypes: list[tuple[object, int, int, bool, bool]], exchange: object | None) -> None: ...
+
+class GuardedMemory:
+    """See native/bind/guarded.h."""
+
+    def __init__(self, torch: Torch, tensors: list, least_bytes: int) -> None: ...
+
+    def holds(self, starts: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]: ...
+
+    def changed(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+        """
+        Start and end in memory of each tensor that was changed in place, or moved, since this was made.
+        """
 
 class ModuleState:
     """What state_dict() of a module gives; stands for it in a state."""

@@ -6,14 +6,15 @@ import atexit
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
-from tierload.engine import Store
+from tierload.engine import Guard, PendingSave, Store, guard
 from tierload.errors import CommitDropped, StoreFenced, StoreIOError, StorePoisoned
 from tierload.settings import Settings
 from tierload.types import Commit, RollbackPlan, SaveReport
 
-__all__ = ["Store", "load", "open", "rollback", "save"]
+__all__ = ["Guard", "PendingSave", "Store", "async_save", "guard", "load", "open", "prepare", "rollback", "save"]
 
 _ATTEMPTS = 20
 
@@ -48,6 +49,45 @@ def save(
     except (StoreIOError, StoreFenced, StorePoisoned):
         _let_go(store)  # so that the next save opens the store anew, and recovers what is there
         raise
+
+
+def async_save(
+    state: object,
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    metrics: Mapping[str, object] | None = None,
+    tags: Sequence[str] = (),
+    note: str = "",
+    settings: Settings | None = None,
+    allow_pickle: bool = False,
+) -> PendingSave:
+    """Saves ``state`` as it is now, beside the caller, and returns in milliseconds; see ``save`` and ``PendingSave``.
+
+    What is saved are the values of the call, whatever changes afterwards: they have been copied when it returns, but
+    for parameters and states of optimizers that are guarded (``tierload.guard``), whose ``step`` waits for what is
+    left. At most ``Settings.max_in_flight`` saves are under way; ``Settings.on_busy`` says what a further one does. The
+    process does not end before they are durable, whatever ends it: its script, an exception, or SIGTERM (which is held
+    back for ``Settings.grace_seconds``).
+
+    Raises:
+        UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
+        StoreBusy: Another process writes to this store.
+        StoreIOError, ...: An earlier save in the background has failed, and nobody has asked for its result. This one
+            was not begun.
+    """
+    store = _writer(path, settings)
+    try:
+        return store.async_save(state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle)
+    except (StoreIOError, StoreFenced, StorePoisoned):
+        _let_go(store)
+        raise
+
+
+def prepare(state: object, path: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
+    """Gets a store ready for ``async_save`` of a state like this (or of so many bytes, given an int), so that the first
+    one is as fast as the others: memory is touched beside the caller."""
+    _writer(path, settings).prepare(state)
 
 
 def load(
@@ -146,14 +186,15 @@ def _let_go(store: Store) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    with _lock:
-        for store in list(_writers.values()):
-            store.close()
-        _writers.clear()
+    with _lock, ExitStack() as stack:  # what goes wrong in one of them keeps none of the others open
+        for store in _writers.values():
+            stack.callback(store.close)
 
 
 def _forget() -> None:
     # A forked child has copies of the objects, but the locks are its parent's; the core lets go of them at the fork.
+    global _lock
+    _lock = threading.RLock()
     _writers.clear()
 
 

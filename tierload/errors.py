@@ -17,12 +17,15 @@ __all__ = [
     "InvalidRequest",
     "KeyMismatch",
     "SaveCancelled",
+    "SaveSkipped",
+    "SaveTimeout",
     "StoreBusy",
     "StoreFenced",
     "StoreIOError",
     "StoreNotFound",
     "StorePoisoned",
     "TierloadError",
+    "TornSave",
     "UnsupportedFormat",
     "UnsupportedValue",
 ]
@@ -71,12 +74,31 @@ class StorePoisoned(TierloadError, RuntimeError):
     """An earlier write or sync failed; this writer acknowledges nothing more. Open the store anew."""
 
 
+class StoreIOError(TierloadError, OSError):
+    """The operating system refused an operation. ``errno`` and ``filename`` are set."""
+
+
 class SaveCancelled(TierloadError, RuntimeError):
     """The save was cancelled before it was committed; nothing of it is kept."""
 
 
-class StoreIOError(TierloadError, OSError):
-    """The operating system refused an operation. ``errno`` and ``filename`` are set."""
+class SaveSkipped(TierloadError, RuntimeError):
+    """Earlier saves were still under way and ``on_busy="skip"`` was set, so this one was never begun."""
+
+
+class SaveTimeout(TierloadError, TimeoutError):
+    """A save in the background takes longer than the caller wanted to wait; it goes on."""
+
+
+class TornSave(TierloadError, RuntimeError):
+    """Guarded tensors changed outside of their optimizer's step while a save was copying them; nothing was committed.
+
+    ``keys`` are those that changed.
+    """
+
+    def __init__(self, message: str, *, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 class CorruptStore(TierloadError, OSError):

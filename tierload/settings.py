@@ -24,11 +24,19 @@ class Settings:
     this size. ``threads``: workers that hash and encode (1: the calling thread alone; 0: one per processor that this
     process may use, at most 16). ``full_every``: every that many commits all pages are written afresh, so that one
     rotten page is not in every commit (0: never). ``io``: ``"auto"`` moves large data past the page cache where the
-    kernel and the file system allow it, ``"buffered"`` never does. ``grace_seconds``: how long SIGTERM is held back for
-    saves in flight (0: not at all), and how long an exit waits for one that makes no progress. ``flush_interval_ms``: milliseconds from a segment's
+    kernel and the file system allow it, ``"buffered"`` never does. ``flush_interval_ms``: milliseconds from a segment's
     first byte until the segment is durable; the segment ends early for it (0: no bound). ``bandwidth_cap_mbps``:
     megabytes (10**6 bytes, not bits) a second that this store writes to segments, over all its saves (0: no cap). Where
     the two collide, the cap wins. Segments that took longer than the interval are counted in ``SaveReport.pacing``.
+
+    Of saves in the background: ``host_budget_bytes`` bounds the memory for copies of states (0: half of what is
+    available; a state that needs more is copied in waves, and the loop waits for them). ``max_in_flight``: how many may
+    be under way; ``on_busy`` says what another call does: ``"wait"`` until one is durable, ``"skip"`` the save, or
+    ``"queue"`` behind the others, as far as ``host_budget_bytes`` has memory for one more copy. ``on_failure``:
+    ``"raise"`` at the handle, else at the next call on the store, else as the exit status of the process; ``"retry"``
+    some times before that, from the copy; or ``"warn"`` in the log alone (and at the handle). ``grace_seconds``: how
+    long SIGTERM is held back for saves in flight (0: not at all), and how long an exit waits for one that makes no
+    progress.
     """
 
     compression: Literal["auto", "off", "fast", "small"] = "auto"
@@ -38,15 +46,27 @@ class Settings:
     threads: int = 0
     full_every: int = 0
     io: Literal["auto", "buffered"] = "auto"
-    grace_seconds: float = 25.0
     flush_interval_ms: int = 0
     bandwidth_cap_mbps: float = 0
+    grace_seconds: float = 25.0
+    host_budget_bytes: int = 0
+    max_in_flight: int = 1
+    on_busy: Literal["wait", "skip", "queue"] = "wait"
+    on_failure: Literal["raise", "retry", "warn"] = "raise"
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "off", "fast", "small"):
             raise ValueError(f'compression is {self.compression!r}; use "auto", "off", "fast" or "small"')
         if self.io not in ("auto", "buffered"):
             raise ValueError(f'io is {self.io!r}; use "auto" or "buffered"')
+        if self.on_busy not in ("wait", "skip", "queue"):
+            raise ValueError(f'on_busy is {self.on_busy!r}; use "wait", "skip" or "queue"')
+        if self.on_failure not in ("raise", "retry", "warn"):
+            raise ValueError(f'on_failure is {self.on_failure!r}; use "raise", "retry" or "warn"')
+        if self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {self.max_in_flight}; it must be at least 1")
+        if self.host_budget_bytes != 0 and self.host_budget_bytes < 64 * _MIB:
+            raise ValueError(f"host_budget_bytes is {self.host_budget_bytes}; use 0 or at least {64 * _MIB}")
         size = self.page_bytes
         if size & (size - 1) or not 4096 <= size <= 16 * _MIB:
             raise ValueError(f"page_bytes is {size}; use a power of two from 4096 to {16 * _MIB}")
@@ -54,8 +74,6 @@ class Settings:
             raise ValueError(f"pack_below_bytes is {self.pack_below_bytes}; use 0 to page_bytes ({size})")
         if self.max_segment_size_mb < 1 or self.threads < 0 or self.full_every < 0:
             raise ValueError("max_segment_size_mb must be at least 1; threads and full_every at least 0")
-        if not self.grace_seconds >= 0:  # NaN is not
-            raise ValueError(f"grace_seconds is {self.grace_seconds}; use 0 or more")
         interval, cap = self.flush_interval_ms, self.bandwidth_cap_mbps
         if not isinstance(interval, int) or not 0 <= interval <= _INTERVAL_MS_MAX:
             raise ValueError(f"flush_interval_ms is {interval!r}; use whole milliseconds, or 0 for no bound")
@@ -63,3 +81,5 @@ class Settings:
             raise ValueError(
                 f"bandwidth_cap_mbps is {cap!r}; use megabytes a second, at least {_CAP_MBPS_MIN}, or 0 for no cap"
             )
+        if not self.grace_seconds >= 0:  # NaN is not
+            raise ValueError(f"grace_seconds is {self.grace_seconds}; use 0 or more")

@@ -2,9 +2,11 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/guarded.h"
 #include "bind/modules.h"
 #include "bind/optimizers.h"
 #include "bind/parameter_names.h"
+#include "bind/staging.h"
 #include "bind/state_writer.h"
 #include "bind/store.h"
 #include "bind/tensor_table.h"
@@ -46,8 +48,10 @@ NB_MODULE(_native, module) {
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
+  bind_staging(module);
   bind_save(module);
   bind_torch(module);
+  bind_guarded(module);
   bind_modules(module);
   bind_parameter_names(module);
   bind_optimizers(module);

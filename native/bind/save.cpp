@@ -2,27 +2,12 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind/staging.h"
 #include "bind/store.h"
 #include "tierload/bytes.h"
 
 namespace tierload {
 namespace {
-
-// Each view: item size, number of dimensions, counts, strides in bytes.
-std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
-  std::vector<StridedView> views;
-  while (!numbers.empty()) {
-    if (numbers.size() < 2 || numbers[0] < 1 || numbers[1] < 0 ||
-        numbers.size() / 2 - 1 < static_cast<uint64_t>(numbers[1])) {
-      throw UsageError("the views are cut short");
-    }
-    const auto ndim = static_cast<size_t>(numbers[1]);
-    const std::vector<uint64_t> counts(numbers.begin() + 2, numbers.begin() + 2 + static_cast<ptrdiff_t>(ndim));
-    views.emplace_back(static_cast<uint64_t>(numbers[0]), counts, numbers.subspan(2 + ndim, ndim));
-    numbers = numbers.subspan(2 + 2 * ndim);
-  }
-  return views;
-}
 
 // Python's word to a save on another thread.
 class Cancel {
@@ -41,40 +26,10 @@ class Save {
  public:
   explicit Save(Store& store) : catalog_(store.shared()), transaction_(catalog_->begin()) {}
 
-  void write(const Array<uint64_t>& pointers, const Array<uint64_t>& lengths, const Array<uint32_t>& part_views,
-             const Array<uint64_t>& part_offsets, const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
-             const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating, const Array<uint8_t>& packed,
-             const ManifestView* parent, const std::string& compression, double device_rate, unsigned threads,
-             uint64_t segment_bytes, uint64_t flush_interval_ms, TokenBucket* bucket, bool background, Cancel* cancel,
-             Progress* progress) {
-    const size_t pages = parts_of_page.size();
-    if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
-        part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
-        packed.size() != pages) {
-      throw UsageError("the arrays of pages differ in length");
-    }
-    const std::vector<StridedView> strided = views_of(span_of(views));
-    std::vector<SourcePart> parts(pointers.size());
-    for (size_t i = 0; i < parts.size(); ++i) {
-      SourcePart& part = parts[i];
-      part = {reinterpret_cast<const std::byte*>(pointers.data()[i]), lengths.data()[i], nullptr, 0};
-      const uint32_t view = part_views.data()[i];
-      if (view == 0) continue;
-      if (view > strided.size()) throw UsageError("a part names a view that there is not");
-      part.view = &strided[view - 1];
-      part.from = part_offsets.data()[i];
-      const uint64_t bytes = part.view->bytes();
-      if (part.from > bytes || part.length > bytes - part.from) throw UsageError("a part goes beyond its view");
-    }
-    std::vector<PageSource> sources(pages);
-    size_t part = 0;
-    for (size_t i = 0; i < pages; ++i) {
-      const size_t count = parts_of_page.data()[i];
-      if (count > parts.size() - part) throw UsageError("a page has more parts than there are");
-      sources[i] = {std::span(parts).subspan(part, count), item_sizes.data()[i], floating.data()[i] != 0,
-                    packed.data()[i] != 0};
-      part += count;
-    }
+  // Of `staging`, the copies of `pages`, where there is one.
+  void write(const PageSet& pages, Staging* staging, const ManifestView* parent, const std::string& compression,
+             double device_rate, unsigned threads, uint64_t segment_bytes, uint64_t flush_interval_ms,
+             TokenBucket* bucket, bool background, Cancel* cancel, Progress* progress) {
     WriteOptions options;
     options.threads = threads;
     options.segment_bytes = segment_bytes;
@@ -85,6 +40,8 @@ class Save {
     if (compression == "auto") options.device_rate = device_rate;
     if (compression == "off") options.compression = Compression::off;
     if (compression == "small") options.compression = Compression::small;
+    options.gate = staging;
+    const std::span<const PageSource> sources = staging ? staging->sources() : std::span(pages.sources);
     const nb::gil_scoped_release release;
     written_ = write_pages(open(), sources, parent ? parent->manifest.get() : nullptr, options, progress);
   }
@@ -158,11 +115,10 @@ void bind_save(nb::module_& module) {
       .def_prop_ro("is_set", &Cancel::is_set);
   nb::class_<Save>(module, "Save", "One attempt to commit; see Transaction in tierload/catalog.h.")
       .def(nb::init<Store&>(), nb::arg("store"))
-      .def("write", &Save::write, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
-           nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
-           nb::arg("floating"), nb::arg("packed"), nb::arg("parent").none(), nb::arg("compression"),
-           nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"), nb::arg("flush_interval_ms"),
-           nb::arg("bucket").none(), nb::arg("background"), nb::arg("cancel").none(), nb::arg("progress").none())
+      .def("write", &Save::write, nb::arg("pages"), nb::arg("staging").none(), nb::arg("parent").none(),
+           nb::arg("compression"), nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"),
+           nb::arg("flush_interval_ms"), nb::arg("bucket").none(), nb::arg("background"), nb::arg("cancel").none(),
+           nb::arg("progress").none())
       .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
            nb::arg("keys"), nb::arg("state"))
       .def("flush", &Save::flush, "Makes what was written durable, so that commit is short.")

@@ -101,6 +101,20 @@ const DtypeRow* Torch::row_of(PyObject* tensor, uint8_t kind, uint8_t bits) cons
   return nullptr;
 }
 
+std::optional<std::pair<uint64_t, uint64_t>> Torch::range(PyObject* tensor) const {
+  if (exchange_ == nullptr) return std::nullopt;
+  DlTensor seen;
+  if (exchange_->look(tensor, &seen) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  if (seen.device_type != cpu || seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  uint64_t bytes = uint64_t{seen.dtype_bits} * seen.dtype_lanes / 8;
+  for (int32_t dim = 0; dim < seen.ndim; ++dim) bytes *= static_cast<uint64_t>(seen.shape[dim]);
+  const uint64_t start = reinterpret_cast<uint64_t>(seen.data) + seen.byte_offset;
+  return std::pair(start, start + bytes);
+}
+
 std::optional<PlainTensor> Torch::plain(PyObject* tensor, bool detached) const {
   if (exchange_ == nullptr) return std::nullopt;
   DlTensor seen;

@@ -42,6 +42,8 @@ class Torch {
   bool is_parameter(PyObject* value) const { return Py_TYPE(value) == parameter_type_; }
   // Nothing for a tensor that is not plain. Asks no code of the user's. `detached`: what detach() would give.
   std::optional<PlainTensor> plain(PyObject* tensor, bool detached = false) const;
+  // The same, as far as memory goes: where the elements of a plain tensor lie. Cheaper.
+  std::optional<std::pair<uint64_t, uint64_t>> range(PyObject* tensor) const;
   // Whether a tensor came out of operations that it keeps for its gradient.
   bool has_graph(PyObject* tensor) const;
   // The address of the first element of any tensor.

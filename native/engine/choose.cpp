@@ -1,6 +1,7 @@
 // Whether compression pays here: where encoding is faster than the device.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 
 #include "tierload/digest.h"
 #include "tierload/engine.h"
@@ -8,19 +9,25 @@
 namespace tierload {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr size_t samples_max = 8;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+// Of this thread's own: what others do on the machine at this moment says nothing about the state, and the choice
+// should be the same in every save.
+double seconds_of_work() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
 
 }  // namespace
 
-Compression choose_compression(std::span<const PageSource> sources, unsigned threads, double device_rate) {
+Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
+                               double device_rate) {
   // Pages that lie together in memory, from all over the state; packed ones are small and few.
-  std::vector<const PageSource*> pages;
-  for (const PageSource& source : sources) {
-    if (source.parts.size() == 1 && source.parts[0].view == nullptr) pages.push_back(&source);
+  std::vector<size_t> pages;
+  for (size_t page = 0; page < sources.size(); ++page) {
+    const PageSource& source = sources[page];
+    if (source.parts.size() == 1 && source.parts[0].view == nullptr && !source.packed) pages.push_back(page);
   }
   CodecScratch scratch;
   double encoding = 0;
@@ -29,15 +36,17 @@ Compression choose_compression(std::span<const PageSource> sources, unsigned thr
   uint64_t stored = 0;
   const size_t samples = std::min(samples_max, pages.size());
   for (size_t i = 0; i < samples; ++i) {
-    const PageSource& page = *pages[(i * pages.size() + pages.size() / 2) / samples];
+    const size_t number = pages[(i * pages.size() + pages.size() / 2) / samples];
+    const PageSource& page = sources[number];
+    if (gate != nullptr) gate->wait(number);
     const Bytes bytes(page.parts[0].base, page.parts[0].length);
-    auto start = Clock::now();
+    double start = seconds_of_work();
     tree_digest(bytes, page_leaf);
-    hashing += seconds_since(start);
-    start = Clock::now();
+    hashing += seconds_of_work() - start;
+    start = seconds_of_work();
     const Encoded encoded = encode_page(bytes, page.item_size, page.floating, Compression::fast, scratch);
     if (encoded.codec != Codec::raw) tree_digest(encoded.bytes, page_leaf);
-    encoding += seconds_since(start);
+    encoding += seconds_of_work() - start;
     raw += bytes.size();
     stored += encoded.bytes.size();
   }

@@ -94,6 +94,7 @@ class PageWriter {
         place(page);
         flush();
         done(page, page + 1);
+        if (options_.gate) options_.gate->release(page + 1);
       }
     } else {
       run_threads();
@@ -118,6 +119,7 @@ class PageWriter {
   // Anything that needs only the page itself: may run on any thread, in any order.
   void prepare(size_t page, Slot& at) {
     const PageSource& source = sources_[page];
+    if (options_.gate) options_.gate->wait(page);
     if (source.parts.size() == 1 && !source.parts[0].view) {
       at.raw = {source.parts[0].base, source.parts[0].length};
     } else {
@@ -151,7 +153,9 @@ class PageWriter {
   Compression compression() {
     std::call_once(chosen_, [this] {
       if (options_.device_rate) {
-        result_.compression = choose_compression(sources_, options_.threads, *options_.device_rate);
+        const size_t reach = options_.gate ? options_.gate->reach() : sources_.size();
+        result_.compression =
+            choose_compression(sources_.first(reach), options_.gate, options_.threads, *options_.device_rate);
       }
     });
     return result_.compression;
@@ -282,9 +286,13 @@ class PageWriter {
     try {
       body();
     } catch (...) {
-      const std::lock_guard guard(mutex_);
-      if (!error_) error_ = std::current_exception();
-      changed_.notify_all();
+      {
+        const std::lock_guard guard(mutex_);
+        if (!error_) error_ = std::current_exception();
+        changed_.notify_all();
+      }
+      // Workers may wait for pages that wait for the release of others, which nobody will write any more.
+      if (options_.gate) options_.gate->release(sources_.size());
     }
   }
 
@@ -327,6 +335,7 @@ class PageWriter {
       for (size_t at = page; at < end; ++at) place(at);
       flush();
       done(page, end);
+      if (options_.gate) options_.gate->release(end);
       const std::lock_guard guard(mutex_);
       page = end;
       written_ = end;

@@ -20,6 +20,7 @@ import torch
 import tierload
 from tests.state.alike import assert_alike
 from tierload import Pacing, SaveCancelled, Settings, TierloadError, _native
+from tierload.engine.saving import page_set
 from tierload.layout import plan_pages
 from tierload.state import flatten
 
@@ -106,18 +107,10 @@ class Writing(threading.Thread):
         self.io_after: int | None = None
 
     def run(self) -> None:
-        plan = self.plan
         try:
             self.save.write(
-                pointers=plan.pointers,
-                lengths=plan.lengths,
-                part_views=plan.part_views,
-                part_offsets=plan.part_offsets,
-                views=plan.views,
-                parts_of_page=plan.parts_of_page,
-                item_sizes=plan.item_sizes,
-                floating=plan.floating,
-                packed=plan.packed,
+                pages=page_set(self.plan),
+                staging=None,
                 parent=None,
                 compression="off",
                 device_rate=1e9,

@@ -211,11 +211,15 @@ say(child.exitcode)
 _LOADER = """
 import torch.utils.data
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+works, working = os.pipe()
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 8
-    def __getitem__(self, index): for_ever()
+    def __getitem__(self, index):
+        os.write(working, b"!")
+        for_ever()
 batches = iter(torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"))
 child, = batches._workers
+os.read(works, 1)  # before that, the worker has not installed handlers of its own
 child.terminate()
 child.join()
 say(child.exitcode)

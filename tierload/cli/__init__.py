@@ -21,6 +21,7 @@ from tierload.cli.log import log
 from tierload.cli.rollback import rollback
 from tierload.cli.show import show
 from tierload.cli.tag import tag
+from tierload.cli.top import top
 from tierload.cli.verify import verify
 
 __all__ = ["app"]
@@ -51,13 +52,13 @@ def _main(
 ) -> None:
     """Looks after a tierload store: a directory of checkpoints.
 
-    log, show, diff, verify and export only read, and work beside a live run. rollback, tag, gc and import write: they
-    are refused while another process holds the store. WHICH is a step, a tag or (the beginning of) a commit id;
+    log, show, diff, verify, top and export only read, and work beside a live run. rollback, tag, gc and import write:
+    they are refused while another process holds the store. WHICH is a step, a tag or (the beginning of) a commit id;
     step:100, tag:best and commit:5b54 say which of them is meant.
     """
 
 
-for command in (log, show, diff, verify, rollback, tag, gc, export, doctor):
+for command in (log, show, diff, verify, rollback, tag, gc, export, doctor, top):
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(bench, name="bench")

@@ -1,5 +1,7 @@
 """The order of things: what happens, one after the other, in a save, a load, a rollback, a verification."""
 
+from tierload.engine.guards import Guard, guard
+from tierload.engine.pending import PendingSave
 from tierload.engine.store import Store
 
-__all__ = ["Store"]
+__all__ = ["Guard", "PendingSave", "Store", "guard"]

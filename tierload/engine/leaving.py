@@ -45,6 +45,7 @@ class _Leaving:
         self.changed = threading.Condition()  # guards what follows
         self.in_flight: dict[int, _Save] = {}
         self.untold: dict[int, str] = {}  # as text: a traceback would keep alive what its frames hold
+        self.said: set[int] = set()  # those that the exit has told
         self.grace_seconds = 0.0
         self.hooked = False
 
@@ -84,6 +85,11 @@ class Flight:
             if leaving.untold.pop(self._number, None) is not None and not leaving.untold:
                 _native.forgive_exit()
 
+    @property
+    def said(self) -> bool:
+        """Whether the exit of the process has told its error."""
+        return self._number in _leaving.said
+
 
 def begins(what: str, progress: Callable[[], tuple[int, int]], *, grace_seconds: float) -> Flight:
     """Says that a save is in flight: the process does not end before it has, if it can be helped.
@@ -96,18 +102,23 @@ def begins(what: str, progress: Callable[[], tuple[int, int]], *, grace_seconds:
     """
     leaving = _leaving
     number = next(_numbers)
-    with leaving.changed:
-        if not leaving.hooked:
-            # Now, and not when this module is imported: hooks run last in, first out, and stores are closed by one.
-            atexit.register(_leave)
-            if multiprocessing.parent_process() is not None:  # forked workers run these alone
-                multiprocessing.util.Finalize(None, _leave, exitpriority=0)
-            leaving.hooked = True
-        leaving.in_flight[number] = _Save(what, progress)
-        leaving.grace_seconds = grace_seconds
-    _native.save_begins(number, what)
-    _native.watch_termination(grace_seconds)
-    return Flight(number)
+    flight = Flight(number)
+    try:
+        with leaving.changed:
+            if not leaving.hooked:
+                # Now, and not when this module is imported: hooks run last in, first out, and stores are closed by one.
+                atexit.register(_leave)
+                if multiprocessing.parent_process() is not None:  # forked workers run these alone
+                    multiprocessing.util.Finalize(None, _leave, exitpriority=0)
+                leaving.hooked = True
+            leaving.in_flight[number] = _Save(what, progress)
+            leaving.grace_seconds = grace_seconds
+        _native.save_begins(number, what)
+        _native.watch_termination(grace_seconds)
+        return flight
+    except BaseException:  # an interrupt: the exit would wait for a save that nobody makes
+        flight.ends()
+        raise
 
 
 def _leave() -> None:
@@ -169,6 +180,7 @@ def _give_up(leaving: _Leaving) -> None:
 def _tell(leaving: _Leaving) -> None:
     with leaving.changed:
         texts = list(leaving.untold.values())
+        leaving.said.update(leaving.untold)
         leaving.untold.clear()
     for text in texts:
         say(text)

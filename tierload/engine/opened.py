@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
@@ -27,6 +28,7 @@ __all__ = ["OpenStore", "Which"]
 Which = int | str | Commit
 """A step, a tag or commit id (or the beginning of one), or a commit."""
 
+_stores: weakref.WeakSet[OpenStore] = weakref.WeakSet()
 _THREADS_MAX = 16  # beyond it, memory traffic is the limit and buffers only grow
 
 
@@ -46,8 +48,18 @@ class OpenStore:
             raise InvalidRequest(f'mode is {mode!r}; use "r" to read or "w" to write')
         self.path = os.fspath(path)
         self.settings = settings or Settings()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of the catalog and its view
+        self._turn = threading.RLock()  # of whoever commits, for as long as that takes; taken before the other one
         self._cached: tuple[int, CatalogView] | None = None
+        self._mode = mode
+        self._owner = os.getpid()
+        self._faults = _faults
+        self._native = self._open_native(take_over)
+        self.warnings = tuple(self._native.warnings)
+        self.damage = self._native.damage
+        _stores.add(self)
+
+    def _open_native(self, take_over: bool) -> _native.Store:
         known = devices.remembered(self.path) or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
@@ -56,24 +68,22 @@ class OpenStore:
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         }
         try:
-            self._native = _native.Store(
+            return _native.Store(
                 path=self.path,
-                writable=mode == "w",
+                writable=self._mode == "w",
                 holder=json.dumps(holder),
                 take_over=take_over,
-                faults=_faults,
+                faults=self._faults,
                 journal_roll_bytes=0,
                 block_bytes=known.block_bytes,
                 depth=known.depth if self.settings.io == "auto" else 0,
             )
         except StoreIOError as error:
-            if mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
+            if self._mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
                 raise StoreNotFound(
                     f"{self.path} holds no tierload store; tierload.save(state, path) makes one"
                 ) from None
             raise
-        self.warnings = tuple(self._native.warnings)
-        self.damage = self._native.damage
 
     @property
     def _threads(self) -> int:
@@ -220,6 +230,7 @@ class OpenStore:
             KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
             CorruptPage: A page is damaged; the error says where, and which keys of ``into`` had been overwritten.
         """
+        self._wait_for_background()
         patterns = [keys] if isinstance(keys, str) else keys
         with self._lock:
             if step is None and commit is None and tag is None:
@@ -245,6 +256,9 @@ class OpenStore:
         fill(manifest, table, plan, found, self._threads)
         return plan.finish()
 
+    def _wait_for_background(self) -> None:
+        """What a writer has begun is part of what there is to load; a reader sees what was durable when it opened."""
+
     # What was, and what is wrong
 
     def recorded(self, *, lsn: int | None = None) -> dict[str, object]:
@@ -259,8 +273,9 @@ class OpenStore:
 
     def history(self) -> Iterator[Change]:
         """Every record of the journal that is kept, newest first."""
-        with self._lock:
-            yield from list(records.history(self._native, {c.id: c.step for c in self._view().commits}))
+        with self._lock:  # and not while the caller looks at them
+            found = list(records.history(self._native, {c.id: c.step for c in self._view().commits}))
+        yield from found
 
     def diff(self, a: Which, b: Which) -> Difference:
         """What changed from commit ``a`` to ``b``, by digests; only pages of small tensors are read."""
@@ -315,3 +330,12 @@ class OpenStore:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
+
+
+def _renew_locks() -> None:
+    # A forked child has copies of the stores; their locks may be held by threads that exist in the parent only.
+    for store in list(_stores):
+        store._lock, store._turn = threading.RLock(), threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from tierload.engine import devices
-from tierload.engine.saving import Saved, save_state
+from tierload.engine.saving import Draft, Effort, Saved, page_set
 from tierload.engine.store import Store
 from tierload.errors import StoreIOError
+from tierload.layout import plan_pages
 from tierload.settings import Settings
 from tierload.state import flatten
 from tierload.types import FlatState
@@ -72,11 +74,11 @@ class _Way:
     def rate(self) -> float:
         return self.written / self.seconds
 
-    def add(self, saved: Saved) -> None:
-        self.latencies += [seconds * 1e3 for _, seconds in saved.segment_times]
-        self.late += saved.late_segments
+    def add(self, saved: Saved, seconds: float) -> None:
+        self.latencies += saved.latencies_ms
+        self.late += saved.pacing.late_segments
         self.written += saved.written_bytes
-        self.seconds += saved.seconds
+        self.seconds += seconds
 
 
 def bytes_that_fit(folder: str | os.PathLike[str], wanted: int | None = None) -> int:
@@ -126,7 +128,7 @@ def measure(
         shutil.rmtree(scratch / "store")
         for number in range(rounds):
             for way in ways if number % 2 == 0 else reversed(ways):
-                way.add(_save(scratch / "store", flat, way))
+                way.add(*_save(scratch / "store", flat, way))
                 shutil.rmtree(scratch / "store")
                 if progress is not None:
                     progress(nbytes)
@@ -138,22 +140,13 @@ def measure(
     )
 
 
-def _save(path: Path, flat: FlatState, way: _Way) -> Saved:
+def _save(path: Path, flat: FlatState, way: _Way) -> tuple[Saved, float]:
     settings = Settings(compression="off", max_segment_size_mb=way.segment_mib, flush_interval_ms=way.interval_ms)
+    plan = plan_pages(flat, settings.page_bytes, settings.pack_below_bytes)
+    draft = Draft(flat, plan, page_set(plan), step=None, meta={}, tags=())
     with Store(path, mode="w", settings=settings) as store:
-        return save_state(
-            store._native,
-            flat,
-            None,
-            settings,
-            device=devices.UNKNOWN,  # compression is off: nothing is chosen by it
-            threads=store._threads,
-            bucket=None,
-            parent=0,
-            step=None,
-            meta={},
-            tags=(),
-        )
+        start = time.perf_counter()
+        return store.write_draft(draft, Effort(began=start), settings), time.perf_counter() - start
 
 
 def _result(way: _Way, best: float) -> LatencyShare:

@@ -1,10 +1,11 @@
-"""A save: flatten → plan pages → digest, compare, encode and write → make durable → commit."""
+"""A save: flatten → plan pages → digest, compare, encode and write → commit."""
 
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,78 +13,99 @@ from tierload import _native
 from tierload.engine.devices import Device
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
-from tierload.layout import PagePlan, plan_pages
+from tierload.layout import PagePlan
 from tierload.settings import Settings
-from tierload.types import FlatState, Pacing
+from tierload.types import Commit, FlatState, Pacing
 
-__all__ = ["Saved", "save_state"]
+__all__ = ["OUT_OF_SPACE", "Draft", "Effort", "Saved", "page_set", "save_state"]
 
-_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A state that is about to be saved, and what its commit says of itself. ``meta`` is in the form of ``values``."""
+
+    flat: FlatState
+    plan: PagePlan
+    page_set: _native.PageSet
+    step: int | None
+    meta: dict[str, object]
+    tags: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the state."""
+        return int(self.flat.chunks.nbytes.sum())
+
+    def let_go(self) -> None:
+        """Forgets the tensors: a copy of them is what will be written."""
+        self.flat = replace(self.flat, owners=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How a save is carried out. ``staging`` has the bytes, where a copy was made, and ``check`` is called before they
+    are committed; ``background`` yields to the training loop. ``began`` is when the user called (perf_counter)."""
+
+    began: float
+    staging: _native.Staging | None = None
+    background: bool = False
+    progress: _native.Progress | None = None
+    cancel: _native.Cancel | None = None
+    check: Callable[[], None] = lambda: None
 
 
 class Saved:
-    """A finished save: its commit record, and what it did."""
+    """A finished save: its commit, and what it did."""
 
-    def __init__(self, record: _native.CommitRecord, plan: PagePlan, save: _native.Save, seconds: float) -> None:
-        self.record = record
-        self.plan = plan
-        self.seconds = seconds
+    def __init__(self, commit: Commit, save: _native.Save) -> None:
+        self.commit = commit
         self.pages = save.pages
         self.compression = save.compression
         self.written_pages = save.written_pages
         self.written_bytes = save.written_bytes
-        self.segment_times = save.segment_times
-        self.late_segments = save.late_segments
-        self.throttled_seconds = save.throttled_seconds
-
-    @property
-    def pacing(self) -> Pacing:
-        """For the report."""
-        latencies = [seconds * 1e3 for _, seconds in self.segment_times]
-        mean = sum(latencies) / len(latencies) if latencies else 0.0
-        return Pacing(len(latencies), mean, max(latencies, default=0.0), self.late_segments, self.throttled_seconds)
+        self.latencies_ms = latencies = [seconds * 1e3 for _, seconds in save.segment_times]
+        self.pacing = Pacing(
+            segments=len(latencies),
+            latency_ms_mean=sum(latencies) / max(len(latencies), 1),
+            latency_ms_max=max(latencies, default=0.0),
+            late_segments=save.late_segments,
+            throttled_seconds=save.throttled_seconds,
+        )
 
 
 def save_state(
     native: _native.Store,
-    flat: FlatState,
-    last: PagePlan | None,
+    lock: threading.RLock,
+    draft: Draft,
     settings: Settings,
+    effort: Effort,
     *,
-    device: Device,
-    threads: int,
-    bucket: _native.TokenBucket | None,
     parent: int,
-    step: int | None,
-    meta: dict[str, object],
-    tags: Sequence[str],
+    threads: int,
+    device: Device,
+    bucket: _native.TokenBucket | None,
+    committed: Callable[..., Commit],
 ) -> Saved:
-    """Writes a flat state and commits it. Pages that commit ``parent`` has are referenced (0: all are written).
-    ``last`` is the plan of an earlier save, which serves again where the chunks are the same. ``bucket`` caps the bytes
-    a second, over all saves that it is given to.
+    """Writes a state and commits it. Pages that commit ``parent`` has are referenced (0: all are written). ``lock`` is
+    held while the catalog is used, and not while bytes are written. ``threads`` work (0: the caller alone); the rate of
+    ``device`` decides whether compression pays. ``committed`` calls ``Save.commit`` and gives the commit.
 
     Raises:
         StoreIOError: The disk is full (nothing has changed, earlier commits are whole) or failed (the writer is
             poisoned).
+        SaveCancelled: Nothing has changed.
     """
-    start = time.perf_counter()
-    sizes = settings.page_bytes, settings.pack_below_bytes
-    plan = (last and last.again(flat, *sizes)) or plan_pages(flat, *sizes)
-    manifest = native.manifest(parent) if parent else None
     save = None
     try:  # from here on, whatever happens (Ctrl-C too), the attempt is over and its files are gone
-        save = _native.Save(native)
+        with lock:
+            manifest = native.manifest(parent) if parent else None
+            save = _native.Save(native)
         moved = native.direct_bytes
         save.write(
-            pointers=plan.pointers,
-            lengths=plan.lengths,
-            part_views=plan.part_views,
-            part_offsets=plan.part_offsets,
-            views=plan.views,
-            parts_of_page=plan.parts_of_page,
-            item_sizes=plan.item_sizes,
-            floating=plan.floating,
-            packed=plan.packed,
+            pages=draft.page_set,
+            staging=effort.staging,
             parent=manifest,
             compression=settings.compression,
             device_rate=device.write,
@@ -91,31 +113,49 @@ def save_state(
             segment_bytes=settings.max_segment_size_mb << 20,
             flush_interval_ms=settings.flush_interval_ms,
             bucket=bucket,
-            background=False,
-            cancel=None,
-            progress=None,
+            background=effort.background,
+            cancel=effort.cancel,
+            progress=effort.progress,
         )
+        effort.check()
         save.write_manifest(
             page_bytes=settings.page_bytes,
-            chunks=plan.rows.view(np.uint8),
-            dims=plan.chunks.dims.view(np.uint8),
-            keys=plan.chunks.keys,
-            state=flat.document,
+            chunks=draft.plan.rows.view(np.uint8),
+            dims=draft.plan.chunks.dims.view(np.uint8),
+            keys=draft.plan.chunks.keys,
+            state=draft.flat.document,
         )
         save.flush()
-        record = save.commit(
-            step=step,
-            meta=encode_meta(meta | {"io": _io(native, moved)}),
-            tags=[tag.encode("utf-8", "surrogatepass") for tag in tags],
+        commit = committed(
+            save,
+            step=draft.step,
+            meta=encode_meta(draft.meta | {"io": _io(native, moved)}),
+            tags=[tag.encode("utf-8", "surrogatepass") for tag in draft.tags],
         )
     except StoreIOError as error:
-        if error.errno in _OUT_OF_SPACE:
-            raise _out_of_space(error, native, int(flat.chunks.nbytes.sum())) from error
+        if error.errno in OUT_OF_SPACE:
+            raise _out_of_space(error, native, draft.nbytes) from error
         raise
     finally:
         if save is not None:
-            save.abort()
-    return Saved(record, plan, save, time.perf_counter() - start)
+            with lock:
+                save.abort()
+    return Saved(commit, save)
+
+
+def page_set(plan: PagePlan) -> _native.PageSet:
+    """The pages of a plan, as the core takes them."""
+    return _native.PageSet.of(
+        pointers=plan.pointers,
+        lengths=plan.lengths,
+        part_views=plan.part_views,
+        part_offsets=plan.part_offsets,
+        views=plan.views,
+        parts_of_page=plan.parts_of_page,
+        item_sizes=plan.item_sizes,
+        floating=plan.floating,
+        packed=plan.packed,
+    )
 
 
 def _io(native: _native.Store, before: int) -> str:

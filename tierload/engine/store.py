@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
 
 from tierload import _native
-from tierload.catalog import choose_dropped
-from tierload.engine import comparing, devices, rolling, saving, values
+from tierload.catalog import CatalogView, choose_dropped
+from tierload.engine import comparing, devices, rolling, values
+from tierload.engine.background import Background
 from tierload.engine.opened import OpenStore, Which
-from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest
-from tierload.layout import PagePlan
+from tierload.engine.pending import PendingSave
+from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
+from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StorePoisoned, TierloadError
+from tierload.layout import PagePlan, plan_pages
+from tierload.settings import Settings
 from tierload.state import flatten
 from tierload.types import CollectReport, Commit, RollbackPlan, SaveReport
 
@@ -39,8 +46,9 @@ class Store(OpenStore):
     _plan: PagePlan | None = None  # of its save
     _known: devices.Device | None = None  # asked once, and again before large saves while nothing is known
     _asked = False
-    _cap = 0.0  # megabytes a second that the bucket was made for
-    _bucket: _native.TokenBucket | None = None  # kept from save to save: what one took, the next one waits for
+    _bucket: tuple[float, _native.TokenBucket] | None = None  # by what bandwidth_cap_mbps was
+    _background: Background | None = None  # made at the first save in the background
+    _needs_reopening = False
 
     def _device(self, nbytes: int) -> devices.Device:
         """What the store lies on; it is measured before the first large save."""
@@ -53,13 +61,6 @@ class Store(OpenStore):
                     self._known = devices.calibrate(self.path)
         return self._known or devices.UNKNOWN
 
-    def _capped(self) -> _native.TokenBucket | None:
-        """The bucket of the setting."""
-        if self._cap != self.settings.bandwidth_cap_mbps:
-            self._cap = self.settings.bandwidth_cap_mbps
-            self._bucket = _native.TokenBucket(self._cap * 1e6) if self._cap else None
-        return self._bucket
-
     def save(
         self,
         state: object,
@@ -71,51 +72,198 @@ class Store(OpenStore):
         allow_pickle: bool = False,
     ) -> SaveReport:
         """Saves a state and returns when it would survive a power cut. Pages equal to the head's are not written again.
+        Saves in the background that were begun before are waited for.
 
         Raises:
             UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
             StoreIOError: The disk is full or failed; earlier commits are whole.
         """
-        start = time.perf_counter()
-        meta = values.meta_of(dict(metrics or {}), note)
-        flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
-        with self._lock:
-            self._outline = flat.outline
-            view = self._view()
-            cached = self._cached
-            every = self.settings.full_every
-            fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
-            saved = saving.save_state(
-                self._native,
-                flat,
-                self._plan,
-                self.settings,
-                device=self._device(int(flat.chunks.nbytes.sum())),
-                threads=self._threads,
-                bucket=self._capped(),
-                parent=0 if fresh or view.head is None or self._native.check_commit(view.head.txid) else view.head.txid,
-                step=step,
-                meta=meta,
-                tags=tags,
-            )
-            self._plan = saved.plan
-            # A signal handler may save or tag in the midst of this: then the list of commits is read anew.
-            if not tags and self._cached is cached:
-                view.append(saved.record)
-                self._cached = (saved.record.lsn, view)
-            commit = self._view()[saved.record.txid]
+        effort = Effort(began=time.perf_counter())
+        self._wait_for_background()
+        draft = self._draft(state, values.step_of(step), metrics, tags, note, allow_pickle)
+        report = self.write(draft, effort, self.settings)
+        return dataclasses.replace(report, waited_seconds=report.seconds)
+
+    def async_save(
+        self,
+        state: object,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, object] | None = None,
+        tags: Sequence[str] = (),
+        note: str = "",
+        allow_pickle: bool = False,
+    ) -> PendingSave:
+        """Saves the state as it is now, beside the caller: returns when the values are safe, but for those of guarded
+        optimizers (``tierload.guard``), whose step waits for what is left.
+
+        Raises:
+            UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
+            StoreIOError, ...: An earlier save in the background has failed, and nobody has asked for its result.
+        """
+        self.refuse_inside()
+        background = self._in_background()
+        background.raise_untold()
+        number = values.step_of(step)
+        return background.begin(
+            lambda: self._draft(state, number, metrics, tags, note, allow_pickle), number, self.settings
+        )
+
+    def prepare(self, state: object) -> None:
+        """Gets ready for asynchronous saves of a state like this (or, given an int, of so many bytes): what is needed
+        only once is done now, or begun beside the caller. Without it the first save is slower than the others."""
+        if isinstance(state, int):
+            nbytes = state
+        else:
+            nbytes = self._draft(state, None, None, (), "", allow_pickle=False).page_set.staging_bytes
+        self._device(nbytes)
+        self._in_background().prepare(nbytes, self.settings)
+
+    @property
+    def skipped(self) -> int:
+        """How many saves ``on_busy="skip"`` has left out."""
+        return self._background.skipped if self._background else 0
+
+    def write(self, draft: Draft, effort: Effort, settings: Settings) -> SaveReport:
+        """Writes and commits what a save has described, in its turn."""
+        saved = self.write_draft(draft, effort, settings)
         return SaveReport(
-            commit=commit,
-            seconds=time.perf_counter() - start,
-            raw_bytes=commit.raw_bytes,
-            written_bytes=commit.written_bytes,
+            commit=saved.commit,
+            seconds=time.perf_counter() - effort.began,
+            raw_bytes=saved.commit.raw_bytes,
+            written_bytes=saved.commit.written_bytes,
             pages=saved.pages,
             compression=saved.compression,
             written_pages=saved.written_pages,
             path=self.path,
             pacing=saved.pacing,
-            notes=flat.notes,
+            notes=draft.flat.notes,
         )
+
+    def write_draft(self, draft: Draft, effort: Effort, settings: Settings) -> Saved:
+        """The same, in the terms of the engine."""
+        with self._turn:
+            with self._lock:
+                view = self._view()
+                every = settings.full_every
+                fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
+                reuse = not fresh and view.head is not None and not self._native.check_commit(view.head.txid)
+            return save_state(
+                self._native,
+                self._lock,
+                draft,
+                settings,
+                effort,
+                parent=view.head.txid if reuse and view.head else 0,
+                threads=self._threads,
+                device=self._device(draft.nbytes),
+                bucket=self._capped(settings),
+                committed=self._committed,
+            )
+
+    def reopen(self) -> None:
+        """Begins a new epoch, after a failure that poisoned this one's writer."""
+        with self._turn, self._lock:
+            self._native.close()
+            self._needs_reopening = True  # until it has succeeded: now, or at a later call
+            self._reopen_if_needed()
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether an earlier failure left the disk in doubt: nothing can be written before ``reopen``."""
+        with self._turn, self._lock:
+            try:
+                _native.Save(self._native).abort()
+            except StorePoisoned:
+                return True
+            except StoreIOError:
+                pass  # no room even to begin
+            return False
+
+    def _reopen_if_needed(self) -> None:
+        if self._needs_reopening and not self._closed:
+            self._native = self._open_native(take_over=False)
+            self._cached = None
+            self._needs_reopening = False
+
+    def _view(self) -> CatalogView:
+        self._reopen_if_needed()
+        return super()._view()
+
+    def _committed(self, save: _native.Save, **record: Any) -> Commit:
+        """The short part of a save, in which nobody else uses the catalog."""
+        with self._lock:
+            view = self._view()
+            cached = self._cached
+            done = save.commit(**record)
+            # A signal handler may tag in the midst of this: then the list of commits is read anew.
+            if not record["tags"] and self._cached is cached:
+                view.append(done)
+                self._cached = (done.lsn, view)
+            return self._view()[done.txid]
+
+    def _raise_untold(self) -> None:
+        if self._background is not None and os.getpid() == self._owner:
+            self._background.raise_untold()
+
+    def _in_background(self) -> Background:
+        if self._mode == "r":
+            raise InvalidRequest(f"{self.path} is open for reading only")
+        if os.getpid() != self._owner:
+            raise InvalidRequest(
+                f"{self.path} was opened for writing by process {self._owner}, which holds it; a forked process has to "
+                "open it itself"
+            )
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest("the store is closed")
+            if self._background is None:
+                self._background = Background(self)
+            return self._background
+
+    def _wait_for_background(self) -> None:
+        """Saves that were begun earlier come first, and what went wrong in them is said."""
+        if self._background is not None and os.getpid() == self._owner:
+            if self._background.busy:
+                self.refuse_inside()
+                self._background.settle()
+            self._background.raise_untold()
+
+    def refuse_inside(self) -> None:
+        """In a signal handler that interrupts a use of this store on the same thread, waiting would never end."""
+        inside = self._background is not None and self._background.waits_for_caller
+        if inside or self._lock._is_owned() or self._turn._is_owned():  # type: ignore[attr-defined]
+            raise InvalidRequest(
+                f"{self.path}: another call on this store is under way in this very thread, which a signal handler "
+                "interrupted; let the handler set a flag, and save at the next step"
+            )
+
+    def _capped(self, settings: Settings) -> _native.TokenBucket | None:
+        """What the store may write; it is kept as long as the cap is the same."""
+        cap = settings.bandwidth_cap_mbps
+        if cap == 0:
+            return None
+        if self._bucket is None or self._bucket[0] != cap:
+            self._bucket = cap, _native.TokenBucket(cap * 1e6)
+        return self._bucket[1]
+
+    def _draft(
+        self,
+        state: object,
+        step: int | None,
+        metrics: Mapping[str, object] | None,
+        tags: Sequence[str],
+        note: str,
+        allow_pickle: bool,
+    ) -> Draft:
+        meta = values.meta_of(dict(metrics or {}), note)
+        flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
+        self._outline = flat.outline
+        sizes = self.settings.page_bytes, self.settings.pack_below_bytes
+        last = self._plan
+        plan = (last and last.again(flat, *sizes)) or plan_pages(flat, *sizes)
+        self._plan = plan
+        return Draft(flat, plan, page_set(plan), step, meta, tuple(tags))
 
     def rollback(
         self,
@@ -134,7 +282,8 @@ class Store(OpenStore):
         """
         if sum(value is not None for value in (to, lsn, steps)) != 1:
             raise InvalidRequest("say where to roll back to: one of to=, lsn= and steps=")
-        with self._lock:
+        self._wait_for_background()
+        with self._turn, self._lock:
             view = self._view()
             if lsn is None:
                 target = view.back(steps) if steps is not None else self._find(to)  # type: ignore[arg-type]
@@ -160,6 +309,10 @@ class Store(OpenStore):
 
     def tag(self, name: str, commit: Which | None = None, *, remove: bool = False) -> None:
         """Names a commit (the head), moves the name, or removes it. A tagged commit is never collected."""
+        if commit is None or (isinstance(commit, int) and self._background and self._background.in_flight(commit)):
+            self._wait_for_background()
+        else:
+            self._raise_untold()
         with self._lock:
             if remove:
                 self._view().find(tag=name)  # an error when there is none
@@ -172,7 +325,9 @@ class Store(OpenStore):
         """Logs a small value between commits and returns its LSN; durable when it returns. With ``sync=False`` it
         becomes durable with the next commit or synced record. A rollback brings back the value of its time."""
         document = values.encode_recorded(key, value, step)
+        self._raise_untold()
         with self._lock:
+            self._reopen_if_needed()
             cached = self._cached
             known = cached is not None and cached[0] == self._native.last_lsn
             lsn = self._native.change(key.encode("utf-8", "surrogatepass"), document, sync)
@@ -191,6 +346,7 @@ class Store(OpenStore):
             InvalidRequest: ``keep`` is less than 1.
             CorruptStore: A kept commit's metadata is damaged: nothing is freed while that is so.
         """
+        self._raise_untold()
         with self._lock:
             view = self._view()
             dropped: tuple[Commit, ...] = ()
@@ -202,3 +358,27 @@ class Store(OpenStore):
                 return CollectReport(dropped=dropped)
             result = self._native.collect([c.txid for c in dropped])
         return CollectReport(dropped, result.removed_files, result.freed_bytes, result.pinned)
+
+    def close(self) -> None:
+        """Lets go of the store, when the saves in the background are durable; raises what went wrong in them. Closing
+        twice is fine. Records that were not synced are made durable."""
+        while not self._closed:
+            background = self._background
+            if background is not None:
+                self.refuse_inside()
+                background.close()
+            with self._lock:
+                if self._background is background:  # and not made just now, by another thread
+                    super().close()
+        self._raise_untold()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except TierloadError as failure:
+            error.add_note(f"Besides, {failure}")  # the caller's own error is the one that is raised

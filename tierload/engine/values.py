@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 
 from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import NO_CHUNKS, flatten, plan_load
 
-__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of"]
+__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of", "step_of"]
 
 _SCALARS = (bool, int, float, str)
 
@@ -48,6 +49,23 @@ def meta_of(metrics: dict[str, object], note: str) -> dict[str, object]:
     if note:
         meta["note"] = note
     return meta
+
+
+def step_of(step: object) -> int | None:
+    """A step as the journal holds it; one of numpy or a tensor of one number is whole too.
+
+    Raises:
+        InvalidRequest: It is no whole number of 64 bits.
+    """
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise InvalidRequest(f"step is {step!r}; use a whole number of 64 bits, or None")
+    return int(number)
 
 
 def encode_meta(meta: dict[str, object]) -> bytes:

@@ -11,6 +11,7 @@ from tierload.types.commits import (
     SaveReport,
     VerifyReport,
 )
+from tierload.types.progress import LiveSave, LiveStatus, SaveProgress
 from tierload.types.tensors import ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport
 
 __all__ = [
@@ -23,9 +24,12 @@ __all__ = [
     "Destinations",
     "Difference",
     "FlatState",
+    "LiveSave",
+    "LiveStatus",
     "LoadReport",
     "Pacing",
     "RollbackPlan",
+    "SaveProgress",
     "SaveReport",
     "VerifyReport",
 ]

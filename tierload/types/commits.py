@@ -77,9 +77,10 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What a save did. ``seconds`` is the whole call; ``pages`` counts the state's, ``written_pages`` those that were
-    not yet in the store. ``compression`` is the one that was used, if any page had to be written; ``pacing`` says how
-    its segments got to the disk."""
+    """What a save did. ``seconds`` is from the call until it was durable, ``waited_seconds`` how long it held its
+    caller up: all of it, or, of a save in the background, the call and the optimizer's steps that waited for the copy.
+    ``pages`` counts the state's, ``written_pages`` those that were not yet in the store. ``compression`` is the one
+    that was used, if any page had to be written; ``pacing`` says how its segments got to the disk."""
 
     commit: Commit
     seconds: float
@@ -91,6 +92,7 @@ class SaveReport:
     compression: str
     pacing: Pacing
     notes: tuple[str, ...] = ()
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,24 @@ struct PageSource {
   bool packed = false;
 };
 
+// Where pages come from that are not there yet when their writing begins.
+class PageGate {
+ public:
+  virtual ~PageGate() = default;
+  // Returns when the bytes of a page are there; throws CancelledError when they never will be.
+  virtual void wait(size_t page) = 0;
+  // The pages before `end` are written, and not read again.
+  virtual void release(size_t end) = 0;
+  // So many of the first pages come even while none is released.
+  virtual size_t reach() const = 0;
+};
+
 struct WriteOptions {
   unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
   Compression compression = Compression::fast;
   std::optional<double> device_rate;  // bytes a second: choose_compression() decides, once a page has to be encoded
   uint64_t segment_bytes = 128u << 20;
+  PageGate* gate = nullptr;  // null: all pages are there
   // A segment ends early to be durable so long after its first byte was placed in it; 0: only its size ends it.
   std::chrono::nanoseconds flush_interval{0};
   TokenBucket* bucket = nullptr;                 // the cap on bytes a second; null: none
@@ -83,7 +96,8 @@ struct WriteResult {
 
 // `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
 // pages are tried, which takes milliseconds.
-Compression choose_compression(std::span<const PageSource> sources, unsigned threads, double device_rate);
+Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
+                               double device_rate);
 
 // Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
 // others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time,

@@ -1,0 +1,106 @@
+#include "bind/staging.h"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <chrono>
+
+namespace tierload {
+namespace {
+
+// Each view: item size, number of dimensions, counts, strides in bytes.
+std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
+  std::vector<StridedView> views;
+  while (!numbers.empty()) {
+    if (numbers.size() < 2 || numbers[0] < 1 || numbers[1] < 0 ||
+        numbers.size() / 2 - 1 < static_cast<uint64_t>(numbers[1])) {
+      throw UsageError("the views are cut short");
+    }
+    const auto ndim = static_cast<size_t>(numbers[1]);
+    const std::vector<uint64_t> counts(numbers.begin() + 2, numbers.begin() + 2 + static_cast<ptrdiff_t>(ndim));
+    views.emplace_back(static_cast<uint64_t>(numbers[0]), counts, numbers.subspan(2 + ndim, ndim));
+    numbers = numbers.subspan(2 + 2 * ndim);
+  }
+  return views;
+}
+
+std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<uint64_t>& lengths,
+                                  const Array<uint32_t>& part_views, const Array<uint64_t>& part_offsets,
+                                  const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
+                                  const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating,
+                                  const Array<uint8_t>& packed) {
+  const size_t pages = parts_of_page.size();
+  if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
+      part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
+      packed.size() != pages) {
+    throw UsageError("the arrays of pages differ in length");
+  }
+  auto set = std::make_shared<PageSet>();
+  set->views = views_of(span_of(views));
+  set->parts.resize(pointers.size());
+  for (size_t i = 0; i < set->parts.size(); ++i) {
+    SourcePart& part = set->parts[i];
+    part = {reinterpret_cast<const std::byte*>(pointers.data()[i]), lengths.data()[i], nullptr, 0};
+    const uint32_t view = part_views.data()[i];
+    if (view == 0) continue;
+    if (view > set->views.size()) throw UsageError("a part names a view that there is not");
+    part.view = &set->views[view - 1];
+    part.from = part_offsets.data()[i];
+    const uint64_t bytes = part.view->bytes();
+    if (part.from > bytes || part.length > bytes - part.from) throw UsageError("a part goes beyond its view");
+  }
+  set->sources.resize(pages);
+  size_t part = 0;
+  for (size_t i = 0; i < pages; ++i) {
+    const size_t count = parts_of_page.data()[i];
+    if (count > set->parts.size() - part) throw UsageError("a page has more parts than there are");
+    set->sources[i] = {std::span(set->parts).subspan(part, count), item_sizes.data()[i], floating.data()[i] != 0,
+                       packed.data()[i] != 0};
+    part += count;
+  }
+  return set;
+}
+
+}  // namespace
+
+void bind_staging(nb::module_& module) {
+  nb::class_<PageSet>(module, "PageSet", "Pages to be saved; see tierload.layout.PagePlan.")
+      .def_static("of", &page_set, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
+                  nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
+                  nb::arg("floating"), nb::arg("packed"))
+      .def_prop_ro("staging_bytes", &Staging::bytes_of, "What an arena needs to hold all of them.");
+
+  nb::class_<Arena>(module, "Arena", nb::is_weak_referenceable(),
+                    "Memory that states are copied into; see tierload/staging.h.")
+      .def(
+          "__init__", [](Arena* self, uint64_t bytes) { new (self) Arena(bytes); }, nb::arg("nbytes"))
+      .def_prop_ro("nbytes", [](const Arena& self) { return self.memory().size(); })
+      .def("prefault", &Arena::prefault, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Staging>(module, "Staging", "A copy of pages as they were at one moment; see tierload/staging.h.")
+      .def(
+          "__init__",
+          [](Staging* self, std::shared_ptr<PageSet> pages, const Array<uint8_t>& late, std::shared_ptr<Arena> arena) {
+            new (self) Staging(std::move(pages), span_of(late), std::move(arena));
+          },
+          nb::arg("pages"), nb::arg("late"), nb::arg("arena"))
+      .def("copy_now", &Staging::copy_now, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>())
+      .def("start", &Staging::start)
+      .def("help", &Staging::help, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait_done",
+          [](Staging& self, std::optional<double> seconds) {
+            const nb::gil_scoped_release release;
+            using Nanoseconds = std::chrono::nanoseconds;
+            return self.wait_done(seconds
+                                      ? std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(*seconds))
+                                      : Nanoseconds(-1));
+          },
+          nb::arg("seconds").none(), "Whether nobody reads from the state any more.")
+      .def("abandon", &Staging::abandon, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("complete", &Staging::complete)
+      .def_prop_ro("keeps_all", &Staging::keeps_all, "Whether every page is still here after it was written.")
+      .def_prop_ro("raw_bytes", &Staging::raw_bytes)
+      .def_prop_ro("copied_bytes", &Staging::copied_bytes);
+}
+
+}  // namespace tierload
