@@ -76,7 +76,7 @@ test-native: build
 	tests/crash/run.sh smoke
 
 test-python: build
-	$(PY) -m pytest -q -n 2
+	$(PY) -m pytest -q -n 3
 
 check: build ## ruff, mypy, import-linter, clang-format, stubs in sync
 	ruff check

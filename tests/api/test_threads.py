@@ -19,6 +19,13 @@ import tierload
 from tests.cases.stores import SMALL, assert_is, let_go, state_of, unreferenced
 
 
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt before a line may come where none does otherwise, at the end of a `with`: the lock of the interface
+    is then left held by this thread, and others of a later test would wait for ever."""
+    monkeypatch.setattr(tierload.api, "_lock", threading.RLock())
+
+
 def test_threads_share_one_store(store: Path) -> None:
     held = tierload.open(store, mode="w", settings=SMALL)
     held.save(state_of(1), step=1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The crash tests: enumeration on the simulated file system, seeded mistakes, power cuts on real file systems, kills,
-# and block by block where io_uring writes.
+# signals to a run that saves in the background, and block by block where io_uring writes.
 #
 #   run.sh smoke   a part of each, about 2 minutes; part of `make test`
 #   run.sh         everything, `make crash`; the table also goes to bench/results/crash.txt
@@ -86,6 +86,10 @@ kills() { # options
   python3 tests/crash/kills.py --rows "$rows" "$@" || failed=1
 }
 
+storms() { # options
+  python3 tests/crash/storms.py --rows "$rows" "$@" || failed=1
+}
+
 hardware() {
   local model memory
   model=$(sed -nE 's/^model name[[:space:]]*: (.*)/\1/p' /proc/cpuinfo | head -n 1)
@@ -115,6 +119,7 @@ case ${1:-all} in
     mutants 60 # a limit: each takes a second or two
     power_cuts ext4 --seeds 1 --points 15 --recoveries 1
     kills --seeds 1 --points 50 --recoveries 1 --errors ''
+    storms --points 8
     block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
     enumerate 100 1000 0
     echo
@@ -124,6 +129,7 @@ case ${1:-all} in
   all)
     seeds=${CRASH_SEEDS:-6}
     kills --seeds "$seeds"
+    storms --points 400
     power_cuts ext4 --seeds "$seeds"
     power_cuts xfs --seeds "$seeds"
     block_log ext4 --seeds "$seeds"
