@@ -104,6 +104,20 @@ def tell(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
+def tell_saved(pending: tierload.PendingSave) -> None:
+    """Waits for a save, and tells what became of it."""
+    report = pending.result()
+    tell(
+        saved=report.commit.step,
+        loss=report.commit.metrics["loss"],
+        seconds=report.seconds,
+        waited=report.waited_seconds,
+        written=report.written_bytes,
+        raw=report.raw_bytes,
+        commit=report.commit.id,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", help="resume from here and save here; without it nothing is saved")
@@ -121,24 +135,25 @@ def main() -> None:
         tell(resumed=run.steps)
     if options.learning_rate:
         run.set_learning_rate(options.learning_rate)
+    tierload.guard(run.optimizer)
+    pending: tierload.PendingSave | None = None
     while run.steps < options.until:
         rate = run.learning_rate
         loss = run.step()
         tell(step=run.steps, loss=loss, bits=bits(loss))
+        if pending is not None and pending.done():
+            tell_saved(pending)
+            pending = None
         if run.steps == options.digest_at:
             tell(digest_at=run.digest())
         if options.store and run.steps % options.every == 0:
+            if pending is not None:
+                tell_saved(pending)
             tell(saving=run.steps)
-            report = tierload.save(
-                run.state, options.store, step=run.steps, metrics={"loss": round(loss, 4), "lr": float(f"{rate:.3g}")}
-            )
-            tell(
-                saved=run.steps,
-                seconds=report.seconds,
-                written=report.written_bytes,
-                raw=report.raw_bytes,
-                commit=report.commit.id,
-            )
+            metrics = {"loss": round(loss, 4), "lr": float(f"{rate:.3g}")}
+            pending = tierload.async_save(run.state, options.store, step=run.steps, metrics=metrics)
+    if pending is not None:
+        tell_saved(pending)
     tell(digest=run.digest(), parameters=sum(p.numel() for p in run.model.parameters()))
 
 
