@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from tierload import _native
@@ -120,7 +120,7 @@ class Background:
             traceback.clear_frames(error.__traceback__)
             arena = snapshot = job = None
             raise
-        pending.waited = time.perf_counter() - pending.began
+        pending.waited += time.perf_counter() - pending.began
         if waves:
             _log.warning(
                 "%s waited %.3f s and copies in waves: %s bytes do not fit into host_budget_bytes, %s",
@@ -279,7 +279,7 @@ class Background:
                 self._untold.append(pending)
         self._end(pending, loud)
         if report is not None:
-            pending.succeed(replace(report, waited_seconds=pending.waited))
+            pending.succeed(report)
         elif failure is not None:
             pending.fail(failure, "cancelled" if cancelled else "failed")
 
@@ -317,7 +317,9 @@ class Background:
                     raise
                 _log.warning("%s is tried again in %s s: %s", pending.describe(), pause, error)
                 pending.phase("waiting to try again")
-                time.sleep(pause)
+                end = time.monotonic() + pause
+                while time.monotonic() < end and not pending.cancelled.is_set:
+                    time.sleep(_LOOK_SECONDS)
 
     # The thread that looks after copies
 

@@ -28,7 +28,6 @@ class Live:
 
     def __init__(self, store: str) -> None:
         self._path = Path(store, _NAME)
-        self._shown = b""
 
     def show(self, saves: Iterable[PendingSave], skipped: int) -> None:
         """Writes what is in flight."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tierload import _native
@@ -102,7 +103,7 @@ class PendingSave:
             SaveCancelled, SaveSkipped: Nothing was saved.
         """
         self._check_caller()
-        return self._result(self._durable, timeout, "durable")
+        return self._reported(self._result(self._durable, timeout, "durable"))
 
     def cancel(self) -> bool:
         """Gives the save up. False when it is too late: it is committed, or has failed already."""
@@ -138,7 +139,7 @@ class PendingSave:
     def __await__(self) -> Generator[Any, None, SaveReport]:
         self._check_process()
         try:
-            return (yield from asyncio.wrap_future(self._durable).__await__())
+            return self._reported((yield from asyncio.wrap_future(self._durable).__await__()))
         except BaseException as error:
             if self._durable.done() and self._durable.exception() is error:  # and not that the task was cancelled
                 self._told(self)
@@ -161,6 +162,10 @@ class PendingSave:
             raise error
         finally:
             self._told(self)
+
+    def _reported(self, report: SaveReport) -> SaveReport:
+        # A small save may be durable before its call has returned, so how long that took is known only now.
+        return replace(report, waited_seconds=self.waited)
 
     def _check_caller(self) -> None:
         self._check_process()
