@@ -332,7 +332,9 @@ class Background:
             copying = next((pending for pending in in_flight if pending.copies), None)
             if copying is None or not copying.watch(_LOOK_SECONDS):
                 live.show(in_flight, self.skipped)
-            if copying is None:
+            idle = copying is None
+            del in_flight, copying  # handles that somebody drops are not kept here
+            if idle:
                 with self._changed:
                     self._changed.wait(_LOOK_SECONDS)
             if not self._in_flight:
