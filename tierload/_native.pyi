@@ -202,6 +202,9 @@ class Store:
     def epoch(self) -> int: ...
 
     @property
+    def poisoned(self) -> bool: ...
+
+    @property
     def last_lsn(self) -> int: ...
 
     @property

@@ -75,6 +75,7 @@ void bind_store(nb::module_& module) {
       .def_prop_ro("stepped_down", &Store::stepped_down, "Why data goes through the page cache, or ''.")
       .def_prop_ro("direct_bytes", [](Store& self) { return self.storage()->direct_bytes(); })
       .def_prop_ro("epoch", [](Store& self) { return self.catalog().epoch(); })
+      .def_prop_ro("poisoned", [](Store& self) { return self.catalog().poisoned(); })
       .def_prop_ro("last_lsn", [](Store& self) { return self.catalog().last_lsn(); })
       .def_prop_ro("warnings", [](Store& self) { return self.catalog().warnings(); })
       .def_prop_ro("damage", [](Store& self) { return self.catalog().damage(); })

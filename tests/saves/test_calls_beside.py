@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,57 +14,47 @@ from tests.cases.stores import SMALL, assert_is, let_go, state_of
 from tests.saves.failing import HELD, Beside, capped, noise, until_writing
 from tierload import CommitNotFound, InvalidRequest, PendingSave, SaveCancelled, Store
 
-
-@pytest.fixture
-def held(store: Path) -> Iterator[Store]:
-    """A store with commits of 1, 2 and 3."""
-    with Store(store, mode="w", settings=SMALL) as opened:
-        for number in (1, 2, 3):
-            opened.save(state_of(number), step=number)
-        yield opened
-
-
 # -- what waits
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda held: held.load()["number"],
-        lambda held: held.load(step=4)["number"],
-        lambda held: held.load(tag="new")["number"],
-        lambda held: held.tag("newest") or held.tags()["newest"].step,
-        lambda held: held.tag("four", 4) or held.tags()["four"].step,
-        lambda held: held.rollback(steps=1).head.step,
-        lambda held: held.rollback(2).head.step,
-        lambda held: held.save(state_of(5), step=5).commit.step - 1,
-        lambda held: held.close() or tierload.load(held.path)["number"],
-        lambda held: held.__exit__(None, None, None) or tierload.load(held.path)["number"],
+        lambda three: three.load()["number"],
+        lambda three: three.load(step=4)["number"],
+        lambda three: three.load(tag="new")["number"],
+        lambda three: three.tag("newest") or three.tags()["newest"].step,
+        lambda three: three.tag("four", 4) or three.tags()["four"].step,
+        lambda three: three.rollback(steps=1).head.step,
+        lambda three: three.rollback(2).head.step,
+        lambda three: three.save(state_of(5), step=5).commit.step - 1,
+        lambda three: three.close() or tierload.load(three.path)["number"],
+        lambda three: three.__exit__(None, None, None) or tierload.load(three.path)["number"],
     ],
 )
-def test_waits(held: Store, call: Callable[[Store], object]) -> None:
-    held.settings = capped(0.1)
-    pending = held.async_save(state_of(4), step=4, tags=["new"])
-    held.settings = SMALL
+def test_waits(three: Store, call: Callable[[Store], object]) -> None:
+    three.settings = capped(0.1)
+    pending = three.async_save(state_of(4), step=4, tags=["new"])
+    three.settings = SMALL
     assert not pending.done()
-    assert Beside(lambda: call(held)).ends() == 4
+    assert Beside(lambda: call(three)).ends() == 4
     assert pending.done()
     assert pending.durable().step == 4
 
 
 def test_a_with_block_ends_when_all_is_durable(store: Path) -> None:
-    with tierload.open(store, mode="w", settings=capped(0.2, on_busy="queue")) as held:
-        pending = [held.async_save(state_of(number), step=number) for number in (1, 2, 3)]
+    with tierload.open(store, mode="w", settings=capped(0.2, on_busy="queue")) as three:
+        pending = [three.async_save(state_of(number), step=number) for number in (1, 2, 3)]
     assert all(save.done() for save in pending)
     assert_is(tierload.load(store), 3)
 
 
-def test_closed(held: Store) -> None:
+def test_closed(three: Store) -> None:
     """Nothing can be begun any more, and nothing waits for threads that have ended."""
-    held.async_save(state_of(4), step=4)
-    held.close()
-    held.close()
-    for call in (held.async_save, held.save, held.prepare):
+    three.async_save(state_of(4), step=4)
+    three.close()
+    three.close()
+    for call in (three.async_save, three.save, three.prepare):
         with pytest.raises(InvalidRequest, match="closed"):
             call(state_of(5))
 
@@ -72,20 +62,20 @@ def test_closed(held: Store) -> None:
 def test_closed_by_one_thread_while_others_save(store: Path) -> None:
     """Each save is refused, or is durable; none is forgotten."""
     for round_ in range(10):
-        held = Store(store, mode="w", settings=replace(SMALL, on_busy="queue"))
+        three = Store(store, mode="w", settings=replace(SMALL, on_busy="queue"))
         pending: list[PendingSave] = []
 
-        def save(held: Store = held, pending: list[PendingSave] = pending) -> None:
+        def save(three: Store = three, pending: list[PendingSave] = pending) -> None:
             for number in range(50):
                 try:
-                    pending.append(held.async_save(state_of(number)))
+                    pending.append(three.async_save(state_of(number)))
                 except InvalidRequest:
                     return
 
         threads = [Beside(save) for _ in range(3)]
         while len(pending) < round_:
             pass
-        Beside(held.close).ends()
+        Beside(three.close).ends()
         for thread in threads:
             thread.ends()
         durable = {one.durable().id for one in pending}
@@ -93,14 +83,14 @@ def test_closed_by_one_thread_while_others_save(store: Path) -> None:
             assert durable <= {commit.id for commit in reader.commits()}
 
 
-def test_a_history_that_is_looked_through_slowly_holds_nothing_up(held: Store) -> None:
-    changes = iter(held.history())
+def test_a_history_that_is_looked_through_slowly_holds_nothing_up(three: Store) -> None:
+    changes = iter(three.history())
     next(changes)
-    assert Beside(lambda: held.async_save(state_of(4), step=4).durable().step).ends() == 4
+    assert Beside(lambda: three.async_save(state_of(4), step=4).durable().step).ends() == 4
     assert [change.kind for change in changes].count("commit") == 2
 
 
-def test_a_reader_cannot_save(held: Store, store: Path) -> None:
+def test_a_reader_cannot_save(three: Store, store: Path) -> None:
     with Store(store) as reader:
         with pytest.raises(InvalidRequest, match="reading only"):
             reader.async_save(state_of(4))
@@ -141,10 +131,10 @@ def test_b08_before_there_is_anything(store: Path) -> None:
     assert_is(tierload.load(store), 1)
 
 
-def test_the_cap_of_a_save_is_that_of_its_call(held: Store) -> None:
-    held.settings = HELD
-    pending = held.async_save(noise(4), step=4)
-    held.settings = SMALL
+def test_the_cap_of_a_save_is_that_of_its_call(three: Store) -> None:
+    three.settings = HELD
+    pending = three.async_save(noise(4), step=4)
+    three.settings = SMALL
     until_writing(pending)
     assert pending.cancel()
     with pytest.raises(SaveCancelled):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,6 @@ from tests.cases.stores import SMALL, assert_is, state_of
 from tests.saves.failing import LONG_S, Beside, Failing, assert_works, capped, error_of, until_writing
 from tierload import Store, StoreFenced, StoreIOError, TierloadError, _native
 from tierload.engine import background
-
-
-@pytest.fixture
-def held(store: Path) -> Iterator[Failing]:
-    """A store with a commit of number 0."""
-    with Failing(store, _native.Faults()) as opened:
-        opened.save(state_of(0), step=0)
-        yield opened
-
 
 # -- every call of the storage
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
-from collections.abc import Iterator
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +17,9 @@ from tests.saves.failing import HELD, Beside, Failing, capped, in_flight, noise,
 from tierload import (
     SaveCancelled,
     SaveTimeout,
+    Store,
     StoreIOError,
-    _native,
 )
-
-
-@pytest.fixture
-def held(store: Path) -> Iterator[Failing]:
-    """A store with a commit of number 0."""
-    with Failing(store, _native.Faults()) as opened:
-        opened.save(state_of(0), step=0)
-        yield opened
 
 
 def test_a_save_from_its_call_to_its_end(held: Failing) -> None:
@@ -81,6 +75,33 @@ def test_a_timeout_does_not_eat_a_failure(held: Failing, monkeypatch: pytest.Mon
     monkeypatch.setattr(pending._durable, "exception", late)
     with pytest.raises(StoreIOError):
         pending.result(1)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown(held: Failing, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody waits for it: bars on a terminal, lines elsewhere. It changes nothing of what comes out."""
+    shown = io.StringIO()
+    shown.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr("tierload.observe.progress._LINE_S", 0.0)
+    held.settings = capped(0.5)
+    pending = held.async_save(noise(3, 256), step=3)
+    with pytest.raises(SaveTimeout, match=r"not durable after 0\.3 s"):
+        pending.result(0.3, progress=True)
+    assert pending.durable(progress=True).step == 3
+    assert "the save of step 3" in shown.getvalue()
+    assert ("\x1b[" in shown.getvalue()) == terminal
+
+
+def test_a_small_save_tells_what_its_call_took(store: Path) -> None:
+    """It may be durable before the call has returned."""
+    with Store(store, mode="w") as opened:
+        for number in range(50):
+            began = time.perf_counter()
+            pending = opened.async_save({"number": number})
+            took = time.perf_counter() - began
+            assert 0 < pending.result().waited_seconds <= took
+            assert pending.result().waited_seconds == pending.waited
 
 
 def test_progress_never_goes_back(held: Failing) -> None:

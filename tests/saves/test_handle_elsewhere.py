@@ -6,9 +6,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,17 +18,7 @@ from tierload import (
     SaveCancelled,
     SaveSkipped,
     StoreIOError,
-    _native,
 )
-
-
-@pytest.fixture
-def held(store: Path) -> Iterator[Failing]:
-    """A store with a commit of number 0."""
-    with Failing(store, _native.Faults()) as opened:
-        opened.save(state_of(0), step=0)
-        yield opened
-
 
 # -- asyncio
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tierload import _native
 from tierload.engine import guards
 from tierload.errors import InvalidRequest, SaveCancelled, SaveSkipped, SaveTimeout
+from tierload.observe import Progress
 from tierload.types import Commit, SaveProgress, SaveReport
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PendingSave"]
 
 _T = TypeVar("_T")
+_LOOK_S = 0.1  # between two looks at a save whose progress is shown
 
 
 class PendingSave:
@@ -87,23 +90,26 @@ class PendingSave:
             snapshot.wait(timeout)
         self._result(self._staged, timeout, "staged")
 
-    def durable(self, timeout: float | None = None) -> Commit:
-        """Returns the commit when it would survive a power cut; raises what went wrong.
+    def durable(self, timeout: float | None = None, *, progress: bool = False) -> Commit:
+        """Returns the commit when it would survive a power cut; raises what went wrong. See ``result``.
 
         Raises:
             SaveTimeout: Not within ``timeout`` seconds; the save goes on.
         """
-        return self.result(timeout).commit
+        return self.result(timeout, progress=progress).commit
 
-    def result(self, timeout: float | None = None) -> SaveReport:
-        """What the save did, once it is durable; raises what went wrong.
+    def result(self, timeout: float | None = None, *, progress: bool = False) -> SaveReport:
+        """What the save did, once it is durable; raises what went wrong. ``progress`` shows on stderr how far it is: as
+        a bar on a terminal, as a line now and then elsewhere.
 
         Raises:
             SaveTimeout: Not within ``timeout`` seconds; the save goes on.
             SaveCancelled, SaveSkipped: Nothing was saved.
         """
         self._check_caller()
-        return self._reported(self._result(self._durable, timeout, "durable"))
+        if progress:
+            self._show_until(time.monotonic() + (math.inf if timeout is None else timeout))
+        return self._reported(self._result(self._durable, timeout, "durable", waited=progress))
 
     def cancel(self) -> bool:
         """Gives the save up. False when it is too late: it is committed, or has failed already."""
@@ -148,9 +154,9 @@ class PendingSave:
     def __repr__(self) -> str:
         return f"PendingSave({self.describe()}: {self._phase})"
 
-    def _result(self, future: Future[_T], timeout: float | None, word: str) -> _T:
+    def _result(self, future: Future[_T], timeout: float | None, word: str, *, waited: bool = False) -> _T:
         try:
-            error = future.exception(timeout)
+            error = future.exception(0 if waited and timeout is not None else timeout)
         except TimeoutError:
             if not future.done():
                 text = f"{self.describe()} is not {word} after {timeout} s ({self._phase}); it goes on"
@@ -162,6 +168,13 @@ class PendingSave:
             raise error
         finally:
             self._told(self)
+
+    def _show_until(self, end_s: float) -> None:
+        with Progress(f"tierload: {self.describe()}") as shown:
+            while not self._durable.done() and time.monotonic() < end_s:
+                now = self.progress
+                shown.update(now.written_bytes, now.total_bytes, now.phase)
+                wait([self._durable], min(_LOOK_S, max(end_s - time.monotonic(), 0.0)))
 
     def _reported(self, report: SaveReport) -> SaveReport:
         # A small save may be durable before its call has returned, so how long that took is known only now.

@@ -17,7 +17,7 @@ from tierload.engine.background import Background
 from tierload.engine.opened import OpenStore, Which
 from tierload.engine.pending import PendingSave
 from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
-from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, StoreIOError, StorePoisoned, TierloadError
+from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, TierloadError
 from tierload.layout import PagePlan, plan_pages
 from tierload.settings import Settings
 from tierload.state import flatten
@@ -171,14 +171,8 @@ class Store(OpenStore):
     @property
     def poisoned(self) -> bool:
         """Whether an earlier failure left the disk in doubt: nothing can be written before ``reopen``."""
-        with self._turn, self._lock:
-            try:
-                _native.Save(self._native).abort()
-            except StorePoisoned:
-                return True
-            except StoreIOError:
-                pass  # no room even to begin
-            return False
+        with self._lock:
+            return self._needs_reopening or self._native.poisoned
 
     def _reopen_if_needed(self) -> None:
         if self._needs_reopening and not self._closed:

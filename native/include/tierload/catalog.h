@@ -108,6 +108,8 @@ class Catalog {
   bool writable() const { return journal_ != nullptr; }
   uint64_t epoch() const { return epoch_; }
   uint64_t last_lsn() const { return last_.lsn; }
+  // Whether a failure has left the disk in doubt: this writer acknowledges nothing more.
+  bool poisoned() const { return !poison().empty(); }
   uint64_t journal_seq() const { return last_.name.seq; }
   const StoreId& store_id() const { return store_id_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
