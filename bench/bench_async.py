@@ -14,7 +14,7 @@ import torch
 
 import tierload
 from bench.gpt import Shape
-from bench.loops import Loop, dcp_async_save, free_cores, work
+from bench.loops import Loop, dcp_async_save, free_cores, linear_layers, work
 from bench.measuring import CPU, Figure, Result, Task, interleave, median, ratios, take_turns
 from bench.train import Run
 
@@ -175,11 +175,7 @@ def test_call(benchmark, scale, folder, keep):
         "saves. `call` is all of async_save, `describe` its part that walks the state and plans pages.",
         folder,
     )
-    model = torch.nn.ModuleDict({f"layer{n}": torch.nn.Linear(8, 8, bias=False) for n in range(count)})
-    optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    model, optimizer = linear_layers(count, 8)
     guard = tierload.guard(optimizer)
     state = {"model": model, "optimizer": optimizer, "epoch": 1}
     with tierload.Store(folder / "store", mode="w") as store:

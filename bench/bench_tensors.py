@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import tierload
+from bench.loops import linear_layers
 from bench.many import many_tensors
 from bench.measuring import CPU, Figure, Result, Task, interleave, median, ratios
 from bench.stage import ROOT, environment
@@ -153,11 +154,7 @@ def test_model(benchmark, scale, folder, keep):
         "what their `state_dict()` gave, which took its time before.",
         folder,
     )
-    model = torch.nn.ModuleDict({f"layer{number}": torch.nn.Linear(64, 64, bias=False) for number in range(layers)})
-    optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    model, optimizer = linear_layers(layers, 64)
     objects = {"model": model, "optimizer": optimizer, "epoch": 1}
     plain = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1}
     outlines = flatten(objects).outline, flatten(plain).outline

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-__all__ = ["Loop", "dcp_async_save", "free_cores", "work"]
+__all__ = ["Loop", "dcp_async_save", "free_cores", "linear_layers", "work"]
 
 
 class Loop:
@@ -34,6 +34,16 @@ class Loop:
     def plain(self) -> dict[str, object]:
         """The same state as torch.distributed.checkpoint takes it."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": 0}
+
+
+def linear_layers(count: int, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model of square layers without bias, and its AdamW after a step: four tensors a layer."""
+    model = torch.nn.ModuleDict({f"layer{n}": torch.nn.Linear(width, width, bias=False) for n in range(count)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return model, optimizer
 
 
 def dcp_async_save(state: dict[str, object], path: Path) -> Future[object]:

@@ -35,6 +35,11 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
   uint64_t raw = 0;
   uint64_t stored = 0;
   const size_t samples = std::min(samples_max, pages.size());
+  if (samples > 0) {  // the first one finds no memory to work in yet, and does not count
+    if (gate != nullptr) gate->wait(pages[0]);
+    const PageSource& page = sources[pages[0]];
+    encode_page({page.parts[0].base, page.parts[0].length}, page.item_size, page.floating, Compression::fast, scratch);
+  }
   for (size_t i = 0; i < samples; ++i) {
     const size_t number = pages[(i * pages.size() + pages.size() / 2) / samples];
     const PageSource& page = sources[number];

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
 import sys
 
 import pytest
 
-from tests.cases.children import ROOT
+from tests.cli.support import on_a_terminal
 from tierload.observe import Progress
 
 
@@ -35,20 +32,7 @@ with p.Progress("[title]") as shown:
     shown.update(0, 0)
 p.say("the end")
 """
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment
-    ):
-        os.close(theirs)
-        text = b""
-        try:
-            while more := os.read(ours, 65536):
-                text += more
-        except OSError:  # the terminal is gone with the process
-            pass
-    os.close(ours)
-    shown = text.decode()
+    shown = on_a_terminal(sys.executable, "-c", code, COLUMNS="200")
     assert "[title]" in shown
     assert "[red]" in shown
     assert "1.0/2.0 KiB" in shown

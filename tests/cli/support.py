@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tierload.cli import app
 from tierload.engine import Store
 
 ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "tierload")
 _SMALL = Settings(compression="fast", page_bytes=4096, pack_below_bytes=1024, max_segment_size_mb=1, threads=1)
 _METRICS = {
     100: {"loss": 2.5},
@@ -65,7 +67,7 @@ def _refuse(name: str) -> None:
 def process(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command as people do."""
     return subprocess.run(
-        [sys.executable, "-m", "tierload", *map(str, words)],
+        [*COMMAND, *map(str, words)],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
@@ -91,3 +93,25 @@ def ids(path: Path) -> dict[int | None, str]:
     """Step → id of the commits on the head's line; the newest for a step."""
     with Store(path) as store:
         return {commit.step: commit.id for commit in reversed(store.commits()) if not commit.superseded}
+
+
+def on_a_terminal(*command: object, **environment: str) -> str:
+    """What a command shows on a terminal, with both of its streams there."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*map(str, command)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", **environment},
+    ):
+        os.close(theirs)
+        text = b""
+        try:
+            while more := os.read(ours, 65536):
+                text += more
+        except OSError:  # the terminal is gone with the process
+            pass
+    os.close(ours)
+    return text.decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import struct
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import ROOT, contents, flip, invoke, process, run
+from tests.cli.support import COMMAND, ROOT, contents, flip, invoke, on_a_terminal, process, run
 from tierload import __version__
 from tierload.rescue.digests import crc32c
 
@@ -30,29 +29,6 @@ def holder(store: Path) -> Iterator[int]:
         assert other.stdout.readline() == b"\n"
         yield other.pid
         other.communicate(b"\n")
-
-
-def on_a_terminal(*words: object, **environment: str) -> str:
-    """What a command shows on a terminal, with both of its streams there."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "tierload", *map(str, words)]
-    with subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", **environment},
-    ):
-        os.close(theirs)
-        text = b""
-        try:
-            while more := os.read(ours, 65536):
-                text += more
-        except OSError:  # the terminal is gone with the process
-            pass
-    os.close(ours)
-    return text.decode()
 
 
 def test_version_and_help() -> None:
@@ -143,8 +119,8 @@ def test_damage_in_a_pipe_that_cannot_show_every_character(store: Path) -> None:
 
 def test_a_terminal_gets_colours_unless_told_otherwise(store: Path) -> None:
     run("rollback", store, "--to", "100", "--yes")
-    assert "\x1b[2m" in on_a_terminal("log", store, "--all", NO_COLOR="")  # superseded ones are dimmed
-    plain = on_a_terminal("verify", store, NO_COLOR="1")
+    assert "\x1b[2m" in on_a_terminal(*COMMAND, "log", store, "--all", NO_COLOR="")  # superseded ones are dimmed
+    plain = on_a_terminal(*COMMAND, "verify", store, NO_COLOR="1")
     assert "no damage" in plain
     assert "\x1b[3" not in plain
 

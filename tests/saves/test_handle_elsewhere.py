@@ -56,23 +56,6 @@ def test_an_awaited_failure(held: Failing) -> None:
     held.record("x", 1)  # it was told
 
 
-def test_who_gives_up_awaiting_does_not_cancel_the_save(held: Failing) -> None:
-    async def main(pending: PendingSave) -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(pending, 0.01)
-        task = asyncio.ensure_future(pending)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    held.settings = capped(0.1)
-    pending = held.async_save(state_of(1), step=1)
-    asyncio.run(main(pending))
-    assert pending.durable().step == 1
-    assert held.async_save(state_of(2), step=2).durable().step == 2
-
-
 def test_who_gives_up_awaiting_is_told_of_a_failure_later(held: Failing) -> None:
     async def main(pending: PendingSave) -> None:
         task = asyncio.ensure_future(pending)

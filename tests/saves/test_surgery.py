@@ -115,35 +115,46 @@ def test_surgery_on_views_of_one_memory(store: Path) -> None:
     assert list(caught.value.keys) == ["flat"]
 
 
+def saved_in_waves(run: Run, store: Path, change: Callable[[tierload.PendingSave], None]) -> None:
+    """Saves, has everything changed, and finds what was there at the call."""
+    truths = {0: copy.deepcopy(run.state())}
+    pending = tierload.async_save(run.state(), store, step=0, settings=WAVES)
+    change(pending)
+    pending.result()
+    assert_saved(store, truths)
+
+
 @pytest.mark.parametrize("change", [add_to_all, load_zeros, clip_weights])
 def test_surgery_waits_when_it_is_told_to(store: Path, change: Callable[[nn.Module], None]) -> None:
     run = Large()
-    truths = {0: copy.deepcopy(run.state())}
-    pending = tierload.async_save(run.state(), store, step=0, settings=WAVES)
-    with pending.mutating():
-        change(run.model)
-    pending.result()
-    assert_saved(store, truths)
 
+    def told(pending: tierload.PendingSave) -> None:
+        with pending.mutating():
+            change(run.model)
 
-def test_in_waves_guarded_weights_are_still_copied_late(store: Path) -> None:
-    """Something unguarded after them does not make the call wait until they are written; all is of one moment."""
-    run = Large()
-    run.state = partial(Run.state, run)  # the last part of which is unguarded
-    truths = {0: copy.deepcopy(run.state())}
-    pending = tierload.async_save(run.state(), store, step=0, settings=WAVES)
-    with pending.mutating():
-        add_to_all(run.model)
-    pending.result()
-    assert_saved(store, truths)
+    saved_in_waves(run, store, told)
 
 
 def test_staged_says_when_weights_may_change(store: Path) -> None:
     run = Large()
+
+    def told(pending: tierload.PendingSave) -> None:
+        pending.staged()
+        add_to_all(run.model)
+
+    saved_in_waves(run, store, told)
+
+
+def test_in_waves_what_is_not_guarded_waits_for_nothing(store: Path) -> None:
+    """It comes after guarded weights that do not fit, and nothing of them can be written: the call returns."""
+    run = Large()
+    run.state = partial(Run.state, run)  # the last part of which is unguarded
     truths = {0: copy.deepcopy(run.state())}
-    pending = tierload.async_save(run.state(), store, step=0, settings=WAVES)
-    pending.staged()
-    add_to_all(run.model)
+    with held(store):
+        pending = tierload.async_save(run.state(), store, step=0, settings=WAVES)
+        assert pending.copies
+    with pending.mutating():
+        add_to_all(run.model)
     pending.result()
     assert_saved(store, truths)
 
