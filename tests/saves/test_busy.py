@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import tierload
 from tests.cases.stores import SMALL, assert_is, state_of, unreferenced
@@ -183,3 +184,18 @@ def test_the_parent_of_a_save_in_flight_is_collected(three: Store, store: Path) 
     assert isinstance(loaded, dict)
     assert (loaded["noise"] == state["noise"]).all()
     assert three.verify(full=True).ok
+
+
+def test_b20_the_loop_runs_on_while_many_tensors_are_written(store: Path) -> None:
+    """Digests, compression and writing hold no lock of the interpreter: Python sees them move."""
+    state = {f"layer.{number}": torch.randn(1000) for number in range(5000)}
+    settings = tierload.Settings(compression="fast", page_bytes=1 << 18, bandwidth_cap_mbps=50)
+    with Store(store, mode="w", settings=settings) as opened:
+        pending = opened.async_save(state)
+        seen: dict[int, int] = {}
+        while not pending.done():
+            written = pending.progress.written_bytes
+            seen[written] = seen.get(written, 0) + 1
+        assert len(seen) > 5
+        assert sum(seen.values()) > 100
+        assert torch.equal(opened.load()["layer.4999"], state["layer.4999"])  # type: ignore[index]
