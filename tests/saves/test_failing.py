@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import tierload
 from tests.cases.stores import SMALL, assert_is, state_of
 from tests.saves.failing import LONG_S, Beside, Failing, assert_works, capped, error_of, until_writing
-from tierload import Store, StoreFenced, StoreIOError, TierloadError, _native
+from tierload import SaveCancelled, Store, StoreFenced, StoreIOError, TierloadError, _native
 from tierload.engine import background
 
 # -- every call of the storage
@@ -179,6 +180,20 @@ def test_retry_gives_up_in_the_end(held: Failing, monkeypatch: pytest.MonkeyPatc
         held.async_save(state_of(1), step=1).result(LONG_S)
     assert attempts == 4
     monkeypatch.undo()
+    assert_works(held)
+
+
+def test_a_save_that_waits_to_be_tried_again_can_be_cancelled(held: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_RETRY_SECONDS", (3600.0,))
+    held.settings = replace(SMALL, on_failure="retry")
+    held.arm("sync", 1)
+    pending = held.async_save(state_of(1), step=1)
+    while pending.progress.phase != "waiting to try again":
+        assert not pending.done()
+        threading.Event().wait(0.01)
+    assert pending.cancel()
+    with pytest.raises(SaveCancelled, match="after it had failed"):
+        pending.result()
     assert_works(held)
 
 

@@ -313,13 +313,15 @@ class Background:
                         self._writer.reopen()
                     except TierloadError as again:  # the next call on the store tries it again
                         error.add_note(f"The store could not be opened anew either: {again}")
-                if pause is None or pending.cancelled.is_set:
+                if pause is None:
                     raise
                 _log.warning("%s is tried again in %s s: %s", pending.describe(), pause, error)
                 pending.phase("waiting to try again")
                 end = time.monotonic() + pause
                 while time.monotonic() < end and not pending.cancelled.is_set:
                     time.sleep(_LOOK_SECONDS)
+                if pending.cancelled.is_set:
+                    raise SaveCancelled(f"{pending.describe()} was cancelled after it had failed: {error}") from error
 
     # The thread that looks after copies
 
