@@ -19,6 +19,9 @@ if TYPE_CHECKING:
         CorruptStore,
         InvalidRequest,
         KeyMismatch,
+        RankFailed,
+        RankLost,
+        RanksDisagree,
         SaveCancelled,
         SaveSkipped,
         SaveTimeout,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from tierload.settings import Settings
     from tierload.state import RNG, File, Folder, register_type
     from tierload.types import (
+        Balance,
         Change,
         ChunkInfo,
         CollectReport,
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
         RollbackPlan,
         SaveProgress,
         SaveReport,
+        ShardInfo,
         VerifyReport,
     )
 
@@ -53,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RNG",
+    "Balance",
     "Change",
     "ChunkInfo",
     "CollectReport",
@@ -73,6 +79,9 @@ __all__ = [
     "LoadReport",
     "Pacing",
     "PendingSave",
+    "RankFailed",
+    "RankLost",
+    "RanksDisagree",
     "RollbackPlan",
     "SaveCancelled",
     "SaveProgress",
@@ -80,6 +89,7 @@ __all__ = [
     "SaveSkipped",
     "SaveTimeout",
     "Settings",
+    "ShardInfo",
     "Store",
     "StoreBusy",
     "StoreFenced",
@@ -111,8 +121,8 @@ _ROOMS = {
         "convert": "ConvertReport export_state import_state",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
-        "types": "Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan SaveProgress "
-        "SaveReport VerifyReport",
+        "types": "Balance Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan "
+        "SaveProgress SaveReport ShardInfo VerifyReport",
     }.items()
     for name in names.split()
 }

@@ -16,6 +16,9 @@ __all__ = [
     "CorruptStore",
     "InvalidRequest",
     "KeyMismatch",
+    "RankFailed",
+    "RankLost",
+    "RanksDisagree",
     "SaveCancelled",
     "SaveSkipped",
     "SaveTimeout",
@@ -88,6 +91,36 @@ class SaveSkipped(TierloadError, RuntimeError):
 
 class SaveTimeout(TierloadError, TimeoutError):
     """A save in the background takes longer than the caller wanted to wait; it goes on."""
+
+
+class RankFailed(TierloadError, RuntimeError):
+    """Another rank of the job failed with an error that is none of tierload's; the message names rank and error."""
+
+
+class RankLost(TierloadError, TimeoutError):
+    """Ranks of the job have ended, say nothing for too long or have gone on by themselves; nothing was agreed on.
+
+    ``ranks`` are those.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class RanksDisagree(TierloadError, ValueError):
+    """What has to be the same on every rank of the job is not.
+
+    ``differences`` are all of them; the message shows the first ten.
+    """
+
+    def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
+        self.differences = tuple(differences)
+        if self.differences:
+            message += ": " + "; ".join(self.differences[:10])
+        if len(self.differences) > 10:
+            message += f"; and {len(self.differences) - 10} more"
+        super().__init__(message)
 
 
 class TornSave(TierloadError, RuntimeError):

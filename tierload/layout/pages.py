@@ -50,12 +50,28 @@ class PagePlan:
             return None
         return replace(self, pointers=flat.pointers[self.owners] + self.starts)
 
+    def some(self, pages: npt.NDArray[np.int64]) -> PagePlan:
+        """Some of the pages of a plan that packs none: every page has one part."""
+        return replace(
+            self,
+            pointers=self.pointers[pages],
+            lengths=self.lengths[pages],
+            part_views=self.part_views[pages],
+            part_offsets=self.part_offsets[pages],
+            parts_of_page=self.parts_of_page[pages],
+            item_sizes=self.item_sizes[pages],
+            floating=self.floating[pages],
+            packed=self.packed[pages],
+            owners=self.owners[pages],
+            starts=self.starts[pages],
+        )
+
 
 def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan:
     """Plans the pages of a state.
 
-    The plan depends on the chunks' keys, types and sizes alone, so the same state always has the same pages. Pages of
-    large chunks come first, in key order, then packed ones by dtype.
+    The plan depends on the chunks' keys, types and sizes alone, and on where parts of a tensor begin in it, so the same
+    state always has the same pages. Pages of large chunks come first, in key order, then packed ones by dtype.
     """
     chunks = flat.chunks
     rows = np.zeros(len(chunks), CHUNK_ROW)
@@ -66,12 +82,15 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
     view_of, views = _views(flat)
 
     large = np.flatnonzero(chunks.nbytes >= max(pack_below_bytes, 1))
-    counts = -(-chunks.nbytes[large] // page_bytes)
+    skips = _skips(chunks, large, page_bytes)
+    counts = -(-(chunks.nbytes[large] + skips) // page_bytes)
     firsts = np.cumsum(counts) - counts
     rows["first_page"][large], rows["pages"][large] = firsts, counts
     owners = np.repeat(large, counts)
-    offsets = (np.arange(len(owners)) - np.repeat(firsts, counts)) * page_bytes
+    offsets = np.arange(len(owners)) * page_bytes - np.repeat(firsts * page_bytes + skips, counts)
     lengths = np.minimum(chunks.nbytes[owners] - offsets, page_bytes)
+    offsets[firsts] += skips
+    lengths[firsts] -= skips
 
     packed, packed_counts = _pack(rows, chunks, pack_below_bytes, min(page_bytes, _PACKED_PAGE_BYTES), len(owners))
     first_owners = np.concatenate([owners, packed[np.cumsum(packed_counts) - packed_counts]])
@@ -97,6 +116,27 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
         starts=starts,
         sizes=(page_bytes, pack_below_bytes),
     )
+
+
+def _skips(chunks: ChunkTable, large: npt.NDArray[np.int64], page_bytes: int) -> npt.NDArray[np.int64]:
+    """How far into a page of the whole tensor each large chunk begins.
+
+    Rows of a larger tensor lie on the tensor's pages, so that these stay the same when it is cut into other rows. A
+    whole tensor begins with a page, and so does a part that is not contiguous in it.
+    """
+    skips = np.zeros(len(large), np.int64)
+    within = np.flatnonzero(chunks.ndims[large])
+    begins = chunks.dims[chunks.dims_at[large[within]] + chunks.ndims[large[within]]]
+    within = within[begins > 0]
+    ndims = chunks.ndims[large[within]]
+    for ndim in np.unique(ndims).tolist():
+        which = within[ndims == ndim]
+        dims = chunks.dims[chunks.dims_at[large[which], None] + np.arange(3 * ndim)]
+        shape, offsets, sizes = np.split(dims, 3, axis=1)
+        row_bytes = chunks.nbytes[large[which]] // sizes[:, 0]
+        rows = (shape[:, 1:] == sizes[:, 1:]).all(axis=1)
+        skips[which[rows]] = (offsets[:, 0] * row_bytes % page_bytes)[rows]
+    return skips
 
 
 def _views(flat: FlatState) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:

@@ -1,10 +1,10 @@
-"""The fixed-width rows of a manifest as numpy types: docs/FORMAT.md section 6."""
+"""The fixed-width rows of a manifest, and of a root, as numpy types: docs/FORMAT.md sections 5.2 and 6."""
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["CHUNK_PACKED", "CHUNK_ROW", "PAGE_ROW", "SEGMENT_ROW"]
+__all__ = ["CHUNK_PACKED", "CHUNK_ROW", "PAGE_ROW", "ROOT_ROW", "SEGMENT_ROW"]
 
 SEGMENT_ROW = np.dtype([("epoch", "<u8"), ("txid", "<u8"), ("rank", "<u4"), ("n", "<u4"), ("size", "<u8")])
 
@@ -42,7 +42,19 @@ CHUNK_ROW = np.dtype(
     ]
 )
 
+ROOT_ROW = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("reserved", "<u4"),
+        ("epoch", "<u8"),
+        ("txid", "<u8"),
+        ("body_length", "<u8"),
+        ("digest", "<u8", (2,)),
+        ("reserved2", "<u8", (2,)),
+    ]
+)
+
 CHUNK_PACKED = 1
 
 assert SEGMENT_ROW.itemsize == 32
-assert PAGE_ROW.itemsize == CHUNK_ROW.itemsize == 64
+assert PAGE_ROW.itemsize == CHUNK_ROW.itemsize == ROOT_ROW.itemsize == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tierload.errors import CorruptStore
 from tierload.layout.rows import CHUNK_PACKED, CHUNK_ROW, PAGE_ROW, SEGMENT_ROW
 from tierload.types import ChunkInfo, ChunkTable, Destinations
 
@@ -94,24 +96,64 @@ class ManifestTable:
 
     def plan_reads(self, destinations: Destinations) -> ReadPlan:
         """Which parts of which pages fill the destinations."""
-        rows = self.rows[destinations.chunks]
-        counts = rows["pages"].astype(np.int64)
-        owners = np.repeat(np.arange(len(rows)), counts)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        pages = rows["first_page"][owners] + within
-        packed = (rows["flags"][owners] & CHUNK_PACKED) != 0
-        raw_lengths = self.pages["raw_length"].astype(np.int64)[pages]
-        lengths = np.where(packed, rows["bytes"][owners].astype(np.int64), raw_lengths)
-        before = np.cumsum(lengths) - lengths  # bytes of all that stand before, of which those of the same owner count
-        begins = before[np.cumsum(counts) - counts] if len(owners) else before
+        chunks = destinations.chunks
+        nothing, lengths = np.zeros(len(chunks), np.int64), self.rows["bytes"][chunks].astype(np.int64)
+        owners = np.arange(len(chunks), dtype=np.uint32)
+        return self.plan_parts(chunks, nothing, destinations.pointers, lengths, owners)
+
+    def plan_parts(
+        self,
+        chunks: npt.NDArray[np.int64],
+        sources: npt.NDArray[np.int64],
+        pointers: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.int64],
+        owners: npt.NDArray[np.uint32],
+    ) -> ReadPlan:
+        """Which parts of which pages fill memory from parts of chunks: ``lengths[i]`` bytes from byte ``sources[i]`` of
+        chunk ``chunks[i]`` go to ``pointers[i]``, for destination ``owners[i]``.
+
+        Raises:
+            CorruptStore: A part is not within its chunk: the manifest's sizes and bytes contradict each other.
+        """
+        sizes = self.rows["bytes"][chunks].astype(np.int64)
+        if np.any((sources < 0) | (lengths < 0) | (sources > sizes - lengths)):
+            raise CorruptStore("the manifest lists a chunk with fewer bytes than its sizes say")
+        # All pages end to end are one line of bytes, in which a chunk is contiguous, packed or not.
+        begins = self._page_begins[self.rows["first_page"][chunks]] + self.rows["page_offset"][chunks] + sources
+        first = np.searchsorted(self._page_begins, begins, side="right") - 1
+        counts = np.searchsorted(self._page_begins, begins + lengths, side="left") - first
+        counts[lengths == 0] = 0
+        which = np.repeat(np.arange(len(chunks)), counts)
+        pages = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)
         order = np.argsort(pages, kind="stable")
+        which, pages = which[order], pages[order]
+        page_begins, part_begins = self._page_begins[pages], begins[which]
+        starts = np.maximum(page_begins, part_begins)
         return ReadPlan(
-            pages=pages[order].astype(np.uint32),
-            offsets=np.where(packed, rows["page_offset"][owners], 0)[order].astype(np.uint32),
-            pointers=(destinations.pointers[owners] + (before - begins[owners]).astype(np.uint64))[order],
-            lengths=lengths[order].astype(np.uint64),
-            owners=owners[order].astype(np.uint32),
+            pages=pages.astype(np.uint32),
+            offsets=(starts - page_begins).astype(np.uint32),
+            pointers=pointers[which] + (starts - part_begins).astype(np.uint64),
+            lengths=(np.minimum(self._page_begins[pages + 1], part_begins + lengths[which]) - starts).astype(np.uint64),
+            owners=owners[which],
         )
+
+    @cached_property
+    def _page_begins(self) -> npt.NDArray[np.int64]:
+        """Where each page begins when all are laid end to end, and where the last one ends."""
+        return np.concatenate([[0], np.cumsum(self.pages["raw_length"], dtype=np.int64)])
+
+    def pieces(self, key: str) -> list[ChunkInfo]:
+        """The chunks of one key, in the order of their offsets; none where there is no such key."""
+        wanted, numbers = key.encode("utf-8", "surrogatepass"), range(len(self.rows))
+        begin = bisect_left(numbers, wanted, key=self._key)
+        end = bisect_right(numbers, wanted, lo=begin, key=self._key)
+        infos = self._table(slice(begin, end)).infos()
+        return [replace(info, number=number) for number, info in enumerate(infos, begin)]
+
+    def _key(self, number: int) -> bytes:
+        """A chunk's key as it is stored."""
+        start, length = int(self.rows["key_offset"][number]), int(self.rows["key_length"][number])
+        return self._keys[start : start + length].tobytes()
 
 
 def _column(field: npt.NDArray[Any], dtype: type[Any]) -> npt.NDArray[Any]:

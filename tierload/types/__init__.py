@@ -1,6 +1,7 @@
 """Frozen values that the rooms hand to one another. No behaviour, no torch."""
 
 from tierload.types.commits import (
+    Balance,
     Change,
     CollectReport,
     Commit,
@@ -9,12 +10,16 @@ from tierload.types.commits import (
     Pacing,
     RollbackPlan,
     SaveReport,
+    ShardInfo,
     VerifyReport,
 )
+from tierload.types.meshes import Box, Layout, Mesh, Placement, Sharded
 from tierload.types.progress import LiveSave, LiveStatus, SaveProgress
-from tierload.types.tensors import ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport
+from tierload.types.tensors import ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport, PartDestination
 
 __all__ = [
+    "Balance",
+    "Box",
     "Change",
     "ChunkInfo",
     "ChunkTable",
@@ -24,12 +29,18 @@ __all__ = [
     "Destinations",
     "Difference",
     "FlatState",
+    "Layout",
     "LiveSave",
     "LiveStatus",
     "LoadReport",
+    "Mesh",
     "Pacing",
+    "PartDestination",
+    "Placement",
     "RollbackPlan",
     "SaveProgress",
     "SaveReport",
+    "ShardInfo",
+    "Sharded",
     "VerifyReport",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "Balance",
     "Change",
     "CollectReport",
     "Commit",
@@ -14,6 +15,7 @@ __all__ = [
     "Pacing",
     "RollbackPlan",
     "SaveReport",
+    "ShardInfo",
     "VerifyReport",
 ]
 
@@ -25,7 +27,8 @@ class Commit:
     ``time`` is seconds since 1970 and never used for ordering; ``lsn`` and ``txid`` are. ``raw_bytes`` is the size of
     the state, ``written_bytes`` what this commit added to segments. ``superseded`` is true when a rollback has left
     the commit behind: it is not an ancestor of the head. ``io`` is the way that its pages went to the disk: ``direct``,
-    past the page cache, or ``buffered``, with the reason where direct I/O is refused.
+    past the page cache, or ``buffered``, with the reason where direct I/O is refused. ``ranks`` is how many ranks of a
+    job have written it together.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Commit:
     metrics: Mapping[str, object] = field(default_factory=dict, compare=False)  # a nan is not equal to itself
     note: str = ""
     io: str = ""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,33 @@ class SaveReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What one rank's shard of a commit holds. ``txid`` is that of the transaction that last changed it, the rank's
+    element of the commit's version vector. ``raw_bytes`` and ``chunks`` are of the parts of tensors that the rank has
+    written, ``stored_bytes`` and ``pages`` what these have on disk, with what is shared; ``own_values`` counts the
+    values that are the rank's own, tensors or not."""
+
+    rank: int
+    txid: int
+    raw_bytes: int
+    stored_bytes: int
+    pages: int
+    chunks: int
+    own_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How a plan has dealt out the writing of what several ranks had the same: ``load`` is the heaviest rank's bytes
+    over the mean of all, ``cuts`` how many parts more than tensors there are, and ``cuts_saved`` how many less than
+    where each rank gets an equal run of bytes."""
+
+    load: float
+    cuts: int
+    cuts_saved: int
+
+
+@dataclass(frozen=True, slots=True)
 class CollectReport:
     """What ``Store.collect`` dropped (or would drop), the files and bytes that were freed, and how many manifests a
     reader still holds, whose data therefore stays for now."""
@@ -111,7 +142,7 @@ class Damage:
     """One thing that ``verify`` found wrong, and all commits that it concerns (none: the store itself).
 
     Of a page: ``keys`` that have bytes in it, its number ``page`` in the manifest, and where it lies. Of metadata only
-    ``path`` is set.
+    ``path`` is set. ``rank`` is the one whose shard it is in, of a commit by several.
     """
 
     message: str
@@ -121,6 +152,7 @@ class Damage:
     page: int = -1
     path: str = ""
     offset: int = -1
+    rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tierload.errors import CorruptStore
+from tierload.types.meshes import Sharded
 
 if TYPE_CHECKING:  # the command's help must not wait for numpy
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport"]
+__all__ = ["ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport", "PartDestination"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """One chunk as a manifest lists it: what a load knows before it reads a byte of data."""
+    """One chunk as a manifest lists it: what a load knows before it reads a byte of data.
+
+    ``rank`` says whose own value it is, in a list of what several ranks have saved; None: all of them have it.
+    """
 
     number: int
     key: str
@@ -26,6 +30,7 @@ class ChunkInfo:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     nbytes: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,8 +100,9 @@ class FlatState:
     ``pointers[i]`` addresses the contiguous bytes of chunk ``i``, which stay valid and unchanged while ``owners`` is
     alive; with ``strides[i]`` (in bytes, one for each of its sizes) the first of elements that lie apart.
     ``item_sizes`` and ``floating`` are what the codec splits into planes, and how. ``notes`` are remarks for the user,
-    such as layouts that are not restored. ``outline`` speeds up the flattening of the next state of the same structure,
-    whose ``chunks`` are then the same object.
+    such as layouts that are not restored. ``sharded`` says what the chunks are parts of that hold this rank's part of a
+    tensor (the document gives its local shape). ``outline`` speeds up the flattening of the next state of the same
+    structure, whose ``chunks`` are then the same object.
     """
 
     chunks: ChunkTable
@@ -108,18 +114,34 @@ class FlatState:
     document: bytes
     notes: tuple[str, ...] = ()
     outline: object = None
+    sharded: Mapping[int, Sharded] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartDestination:
+    """Memory for the part of a chunk that one rank holds: all boxes of ``sharded`` for that rank. ``strides`` are those
+    of the local tensor, in bytes, from ``pointer`` on; ``item_bytes`` those of an element."""
+
+    chunk: int
+    sharded: Sharded
+    pointer: int
+    strides: tuple[int, ...]
+    item_bytes: int
+    owner: object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Destinations:
     """Where a load puts bytes: all of chunk ``chunks[i]`` go to ``pointers[i]``, valid while ``owners`` is alive.
 
-    A chunk has one destination at most; they are in the order of chunks, and those without bytes need none.
+    A chunk has one destination at most; they are in the order of chunks, and those without bytes need none. ``parts``
+    are memory for parts of chunks, besides.
     """
 
     chunks: npt.NDArray[np.int64]
     pointers: npt.NDArray[np.uint64]
     owners: object
+    parts: Sequence[PartDestination] = ()
 
     def __len__(self) -> int:
         return len(self.chunks)
