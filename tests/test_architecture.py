@@ -40,6 +40,8 @@ CONTRACTS = {
     "journal": "journal",
     "catalog": "catalog",
     "manifest": "catalog",
+    "root": "catalog",
+    "shard": "catalog",
     "state": "catalog",
     "engine": "engine",
     "staging": "engine",

@@ -79,6 +79,11 @@ class Progress:
     @property
     def bytes(self) -> int: ...
 
+def copy_runs(sources: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], targets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int) -> None:
+    """
+    Copies runs of bytes from addresses to addresses; see copy_runs in tierload/engine.h.
+    """
+
 class Manifest:
     """An open, verified manifest shard; rows are views of the mapped file."""
 
@@ -124,6 +129,11 @@ class Manifest:
         Verifies pages to the last byte; returns (page, path, offset, what) for each failure.
         """
 
+def super_of(path: str) -> tuple[bytes, int] | None:
+    """
+    Id and newest epoch of the store in a directory, or None where there is none.
+    """
+
 class CommitRecord:
     """A commit as the journal holds it."""
 
@@ -153,6 +163,9 @@ class CommitRecord:
 
     @property
     def written_bytes(self) -> int: ...
+
+    @property
+    def ranks(self) -> int: ...
 
     @property
     def id(self) -> str: ...
@@ -197,6 +210,9 @@ class Store:
 
     @property
     def direct_bytes(self) -> int: ...
+
+    @property
+    def id(self) -> bytes: ...
 
     @property
     def epoch(self) -> int: ...
@@ -250,12 +266,20 @@ class Store:
     def state_at(self, lsn: int) -> CatalogState:
         """The catalog as it was at an LSN."""
 
-    def manifest(self, txid: int) -> Manifest: ...
+    def manifest(self, txid: int, rank: int = 0) -> Manifest: ...
 
-    def manifest_path(self, arg: int, /) -> str: ...
+    def shard(self, row: bytes, ranks: int) -> Manifest:
+        """The manifest that a row of a root pins."""
 
-    def check_manifests(self, txid: int) -> tuple[str, str]:
-        """What is wrong with the two copies of a commit's manifest, or ''."""
+    def root(self, txid: int) -> bytes:
+        """The rows of a commit's root, 64 bytes a rank, in rank order."""
+
+    def manifest_path(self, txid: int, rank: int = 0) -> str: ...
+
+    def check_manifests(self, txid: int) -> list[tuple[str, str, str]]:
+        """
+        What is damaged of a commit's root file and manifests: path, what is wrong with it, and with its mirror ('': nothing).
+        """
 
     def segment_size(self, path: str) -> int | None: ...
 
@@ -302,11 +326,21 @@ class Staging:
     def keeps_all(self) -> bool:
         """Whether every page is still here after it was written."""
 
+    def places(self) -> Annotated[NDArray[numpy.uint64], dict(shape=(None,))]:
+        """
+        The address of each page's copy; those of a chunk by itself lie together.
+        """
+
     @property
     def raw_bytes(self) -> int: ...
 
     @property
     def copied_bytes(self) -> int: ...
+
+def page_digests(pages: PageSet, threads: int) -> Annotated[NDArray[numpy.uint64], dict(shape=(None, None))]:
+    """
+    The raw digest of each page: low and high half. `threads` work beside the caller.
+    """
 
 class TokenBucket:
     """A cap on bytes a second, for saves one after the other."""
@@ -324,20 +358,61 @@ class Cancel:
     def is_set(self) -> bool: ...
 
 class Save:
-    """One attempt to commit; see Transaction in tierload/catalog.h."""
+    """
+    One rank's part of an attempt to commit; see Transaction in tierload/catalog.h, and RankWriter in tierload/shard.h for ranks other than 0.
+    """
 
-    def __init__(self, store: Store) -> None: ...
+    def __init__(self, store: Store, ranks: int = 1) -> None: ...
 
-    def write(self, pages: PageSet, staging: Staging | None, parent: Manifest | None, compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
+    @staticmethod
+    def of_rank(store: Store, *, epoch: int, txid: int, rank: int, ranks: int) -> Save:
+        """
+        The part of a rank other than 0 in an attempt that rank 0 has begun. `store` is open for reading.
+        """
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def txid(self) -> int: ...
+
+    def write(self, pages: PageSet, staging: Staging | None, parents: Sequence[Manifest], compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
 
     def write_manifest(self, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes) -> None: ...
 
+    def refer(self, row: bytes) -> None:
+        """
+        Instead of write_manifest: the shard is the one that an earlier commit's root has in this row.
+        """
+
+    def has_pages_of(self, manifest: Manifest) -> bool:
+        """
+        Whether the pages that were written or referenced are those of another manifest, in the same order.
+        """
+
     def flush(self) -> None:
-        """Makes what was written durable, so that commit is short."""
+        """
+        Makes what was written durable, so that commit is short. A rank other than 0 writes nothing afterwards; raises StoreFenced there when another writer has the store.
+        """
 
-    def commit(self, step: int | None, meta: bytes, tags: Sequence[bytes]) -> CommitRecord: ...
+    @property
+    def row(self) -> bytes:
+        """
+        What the commit's root will say of this rank, 64 bytes; of a rank other than 0 after flush.
+        """
 
-    def abort(self) -> None: ...
+    def commit(self, step: int | None, meta: bytes, tags: Sequence[bytes], rows: bytes = ..., raw_bytes: int | None = None, written_bytes: int | None = None) -> CommitRecord:
+        """
+        Commits. With several ranks, `rows` are those of all of them in rank order, and the bytes are totals.
+        """
+
+    def done(self) -> None:
+        """On a rank other than 0: the attempt was committed."""
+
+    def abort(self) -> None:
+        """
+        Gives the attempt up, unless it is over. A rank other than 0 that has flushed leaves its files, which rank 0 removes: only rank 0 knows whether they were committed.
+        """
 
     @property
     def compression(self) -> str:

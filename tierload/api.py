@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal
 
-from tierload.engine import Guard, PendingSave, Store, guard
-from tierload.errors import CommitDropped, StoreFenced, StoreIOError, StorePoisoned
+from tierload.engine import Guard, PendingSave, Store, guard, place, saves_together
+from tierload.errors import CommitDropped, InvalidRequest, StoreFenced, StoreIOError, StorePoisoned
 from tierload.settings import Settings
 from tierload.types import Commit, RollbackPlan, SaveReport
 
@@ -36,12 +36,14 @@ def save(
     """Saves ``state`` into the store at ``path`` (made when it is not there) and returns when it is durable.
 
     ``state`` is what a training script holds: nested containers of tensors, modules, optimizers, numbers, texts, files.
-    Only pages that changed since the last commit are written. This process then holds the store until it ends.
+    Only pages that changed since the last commit are written. This process then holds the store until it ends. In a job
+    of torch.distributed all ranks call it, and make one commit (``Settings.ranks``).
 
     Raises:
         UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
         StoreBusy: Another process writes to this store.
         StoreIOError: The disk is full or failed; earlier commits are whole, and the next save starts anew.
+        RanksDisagree, RankLost: Ranks of the job do not save the same state, or one is gone; nothing was committed.
     """
     store = _writer(path, settings)
     try:
@@ -102,20 +104,23 @@ def load(
     keys: str | Sequence[str] | None = None,
     types: Sequence[type] = (),
     allow_pickle: bool = False,
+    rank: int | None = None,
+    together: bool | None = None,
 ) -> object:
     """Loads the newest commit (or that of a ``step``, ``commit`` id or ``tag``) and verifies every byte of it.
 
     Without ``into`` it returns the state; with it, modules, optimizers, tensors and dicts are filled in place and a
-    ``LoadReport`` is returned. See ``Store.load``.
+    ``LoadReport`` is returned. Where ``into`` has tensors that are spread over ranks, all of these have to call this
+    (``together``). See ``Store.load``.
 
     Raises:
         StoreNotFound, CommitNotFound, KeyMismatch, CorruptPage, CorruptStore: each says what, where and what to do.
     """
     with _lock:
-        store = _writers.get(_name(path))
-        store = None if store is None or store.closed else store
+        store = _held(path)
     options = {"step": step, "commit": commit, "tag": tag, "into": into, "strict": strict, "cast": cast}
-    options |= {"keys": keys, "types": types, "allow_pickle": allow_pickle}
+    options |= {"keys": keys, "types": types, "allow_pickle": allow_pickle, "rank": rank}
+    options |= {"together": together}
     if store is not None:
         return store.load(**options)  # type: ignore[arg-type]
     for _ in range(_ATTEMPTS):
@@ -135,13 +140,23 @@ def rollback(
     steps: int | None = None,
     dry_run: bool = False,
 ) -> RollbackPlan:
-    """Makes an earlier commit the newest again; see ``Store.rollback``. What came after stays, and can be had back."""
+    """Makes an earlier commit the newest again; see ``Store.rollback``. What came after stays, and can be had back.
+    In a job of several ranks it is rank 0 that rolls back, without the others."""
     if dry_run:
         with Store(path, mode="r") as reader:
             return reader.rollback(to, lsn=lsn, steps=steps, dry_run=True)
     with Store(path, mode="r"):
         pass  # a path without a store is an error here, not a new store
-    return _writer(path, None).rollback(to, lsn=lsn, steps=steps)
+    with _lock:
+        store = _held(path)
+    if store is not None:
+        return store.rollback(to, lsn=lsn, steps=steps)
+    if not saves_together(Settings()):
+        return _writer(path, None).rollback(to, lsn=lsn, steps=steps)
+    if place()[0] > 0:
+        raise InvalidRequest(f"{os.fspath(path)}: rank 0 of this job rolls back, and no other rank")
+    with Store(path, mode="w", settings=Settings(ranks="one")) as alone:  # and let go: all ranks will open it together
+        return alone.rollback(to, lsn=lsn, steps=steps)
 
 
 def open(
@@ -152,7 +167,7 @@ def open(
     take_over: bool = False,
 ) -> Store:
     """Opens a store to look at it (``mode="r"``) or to hold it (``"w"``). In a process that holds the store already,
-    ``"w"`` gives that same object."""
+    ``"w"`` gives that same object. In a job all ranks open it for writing together, and rank 0 holds it."""
     if mode == "w" and not take_over:
         return _writer(path, settings)
     store = Store(path, mode=mode, settings=settings, take_over=take_over)
@@ -166,10 +181,18 @@ def _name(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(path)
 
 
+def _held(path: str | os.PathLike[str]) -> Store | None:
+    store = _writers.get(_name(path))
+    return None if store is None or store.closed else store
+
+
 def _writer(path: str | os.PathLike[str], settings: Settings | None) -> Store:
     with _lock:
-        store = _writers.get(_name(path))
-        if store is None or store.closed:
+        store = _held(path)
+        if store is not None and store.together != saves_together(settings or store.settings):
+            store.close()  # it was opened before the job was, or for one rank alone
+            store = None
+        if store is None:
             store = Store(path, mode="w", settings=settings)
             _writers[_name(path)] = store
         elif settings is not None:

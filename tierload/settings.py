@@ -37,6 +37,13 @@ class Settings:
     some times before that, from the copy; or ``"warn"`` in the log alone (and at the handle). ``grace_seconds``: how
     long SIGTERM is held back for saves in flight (0: not at all), and how long an exit waits for one that makes no
     progress.
+
+    Where torch.distributed is initialised: ``ranks`` says who saves, ``"all"`` ranks together into one commit, each of
+    which calls every save, or ``"one"``, this process alone. A rank that gives no sign of life for
+    ``rank_timeout_seconds`` while others wait for it fails the save, or the load. Values that are not the same on all
+    ranks are kept for each of them; ``per_rank`` are patterns of keys for which that is so in any case, and whose
+    tensors may have other keys and shapes on each rank; ``replicated`` are those whose values have to be the same
+    everywhere.
     """
 
     compression: Literal["auto", "off", "fast", "small"] = "auto"
@@ -53,6 +60,10 @@ class Settings:
     max_in_flight: int = 1
     on_busy: Literal["wait", "skip", "queue"] = "wait"
     on_failure: Literal["raise", "retry", "warn"] = "raise"
+    ranks: Literal["all", "one"] = "all"
+    rank_timeout_seconds: float = 600.0
+    per_rank: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "off", "fast", "small"):
@@ -63,6 +74,12 @@ class Settings:
             raise ValueError(f'on_busy is {self.on_busy!r}; use "wait", "skip" or "queue"')
         if self.on_failure not in ("raise", "retry", "warn"):
             raise ValueError(f'on_failure is {self.on_failure!r}; use "raise", "retry" or "warn"')
+        if self.ranks not in ("all", "one"):
+            raise ValueError(f'ranks is {self.ranks!r}; use "all" or "one"')
+        if not self.rank_timeout_seconds > 0:
+            raise ValueError(f"rank_timeout_seconds is {self.rank_timeout_seconds}; use more than 0")
+        if isinstance(self.per_rank, str) or isinstance(self.replicated, str):
+            raise ValueError("per_rank and replicated are tuples of patterns, not texts")
         if self.max_in_flight < 1:
             raise ValueError(f"max_in_flight is {self.max_in_flight}; it must be at least 1")
         if self.host_budget_bytes != 0 and self.host_budget_bytes < 64 * _MIB:

@@ -7,14 +7,19 @@
 namespace tierload {
 
 GuardedMemory::GuardedMemory(const Torch& torch, const nb::list& tensors, uint64_t least_bytes) : torch_(torch) {
-  for (const nb::handle item : tensors) {
+  for (const nb::handle given : tensors) {
+    // What is spread over ranks counts changes in the tensor that its owner has, not in the one that has the memory.
+    const bool spread = nb::isinstance<nb::tuple>(given);
+    const nb::object item = spread ? nb::object(given[1]) : nb::borrow(given);
+    const nb::object counter = spread ? nb::object(given[0]) : nb::none();
     if (!torch.is_tensor(item.ptr())) continue;
     const auto range = torch.range(item.ptr());
     if (!range || range->second - range->first < std::max<uint64_t>(least_bytes, 1)) continue;
     // Other processes change what is shared with them when they like.
     if (nb::cast<bool>(item.attr("untyped_storage")().attr("is_shared")())) continue;
-    const int64_t version = version_of(nb::borrow(item));  // not of the other one: that of inference mode would count
-    tensors_.push_back({item.attr("detach")(), {range->first, range->second}, version});
+    // Not of the other one: that of inference mode would count.
+    const int64_t version = version_of(item) + (spread ? version_of(counter) : 0);
+    tensors_.push_back({item.attr("detach")(), counter, {range->first, range->second}, version});
     ranges_.push_back({range->first, range->second});
   }
   std::sort(ranges_.begin(), ranges_.end(),
@@ -50,7 +55,8 @@ std::vector<uint64_t> GuardedMemory::changed() const {
   for (const Guarded& guarded : tensors_) {
     const bool moved =
         torch_.address(guarded.tensor.ptr()) != guarded.range.start;  // its storage, to be shared or freed
-    if (!moved && version_of(guarded.tensor) == guarded.version) continue;
+    const int64_t more = guarded.counter.is_none() ? 0 : version_of(guarded.counter);
+    if (!moved && version_of(guarded.tensor) + more == guarded.version) continue;
     bounds.push_back(guarded.range.start);
     bounds.push_back(guarded.range.end);
   }

@@ -13,7 +13,8 @@ namespace tierload {
 // fewer than `least_bytes`, or that are in memory shared with other processes, are left out.
 class GuardedMemory {
  public:
-  // Throws what torch throws for a tensor that counts no changes (one of inference mode).
+  // An item may be a pair: a tensor that is spread over ranks, and this rank's part of it. Throws what torch throws for
+  // a tensor that counts no changes (one of inference mode).
   GuardedMemory(const Torch& torch, const nb::list& tensors, uint64_t least_bytes);
 
   // Whether each of these ranges lies in that memory whole.
@@ -24,7 +25,8 @@ class GuardedMemory {
 
  private:
   struct Guarded {
-    nb::object tensor;  // another one over the same memory: `.data = ...` gives the user's own another memory
+    nb::object tensor;   // another one over the same memory: `.data = ...` gives the user's own another memory
+    nb::object counter;  // the whole that it is this rank's part of, which counts changes too; else None
     MemoryRange range;
     int64_t version;
   };

@@ -25,6 +25,20 @@ void read(ManifestView& self, const Array<uint32_t>& pages, const Array<uint32_t
   read_pages(*self.storage, *self.manifest, parts, threads, std::span(touched.data(), touched.size()), progress);
 }
 
+void copy(const Array<uint64_t>& sources, const Array<uint64_t>& targets, const Array<uint64_t>& lengths,
+          unsigned threads) {
+  if (targets.size() != sources.size() || lengths.size() != sources.size()) {
+    throw UsageError("the arrays of runs differ in length");
+  }
+  std::vector<CopyRun> runs(sources.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    runs[i] = {reinterpret_cast<const std::byte*>(sources.data()[i]), reinterpret_cast<std::byte*>(targets.data()[i]),
+               lengths.data()[i]};
+  }
+  const nb::gil_scoped_release release;
+  copy_runs(runs, threads);
+}
+
 nb::list check(ManifestView& self, const Array<uint32_t>& pages, unsigned threads, Progress* progress) {
   std::vector<PageFailure> failures;
   {
@@ -44,6 +58,9 @@ void bind_manifest(nb::module_& module) {
   nb::class_<Progress>(module, "Progress", "Raw bytes moved so far by the call that was given this object.")
       .def(nb::init<>())
       .def_prop_ro("bytes", [](const Progress& progress) { return progress.bytes.load(); });
+
+  module.def("copy_runs", &copy, nb::arg("sources"), nb::arg("targets"), nb::arg("lengths"), nb::arg("threads"),
+             "Copies runs of bytes from addresses to addresses; see copy_runs in tierload/engine.h.");
 
   nb::class_<ManifestView>(module, "Manifest", "An open, verified manifest shard; rows are views of the mapped file.")
       .def_prop_ro("path", [](nb::handle self) { return manifest_of(self).path(); })

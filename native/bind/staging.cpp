@@ -99,6 +99,20 @@ void bind_staging(nb::module_& module) {
       .def("abandon", &Staging::abandon, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("complete", &Staging::complete)
       .def_prop_ro("keeps_all", &Staging::keeps_all, "Whether every page is still here after it was written.")
+      .def(
+          "places",
+          [](const Staging& self) {
+            if (!self.keeps_all()) throw UsageError("a copy in waves has no places for all pages");
+            auto places = std::make_unique<std::vector<uint64_t>>();
+            for (const PageSource& source : self.sources()) {
+              places->push_back(reinterpret_cast<uint64_t>(source.parts[0].base));
+            }
+            const nb::capsule owner(places.get(),
+                                    [](void* at) noexcept { delete static_cast<std::vector<uint64_t>*>(at); });
+            std::vector<uint64_t>& kept = *places.release();
+            return nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>(kept.data(), {kept.size()}, owner);
+          },
+          "The address of each page's copy; those of a chunk by itself lie together.")
       .def_prop_ro("raw_bytes", &Staging::raw_bytes)
       .def_prop_ro("copied_bytes", &Staging::copied_bytes);
 }

@@ -6,16 +6,28 @@
 #include <nanobind/stl/vector.h>
 
 #include "tierload/bytes.h"
+#include "tierload/root.h"
 
 namespace tierload {
 namespace {
 
-std::unique_ptr<ManifestView> open_manifest(Store& store, uint64_t txid) {
+std::unique_ptr<ManifestView> open_manifest(Store& store, uint64_t txid, uint32_t rank) {
   auto view = std::make_unique<ManifestView>();
   view->storage = store.storage();
   Catalog& catalog = store.catalog();
   const nb::gil_scoped_release release;
-  view->manifest = catalog.open_manifest(txid);
+  view->manifest = catalog.open_manifest(txid, rank);
+  return view;
+}
+
+std::unique_ptr<ManifestView> open_shard(Store& store, const nb::bytes& row, uint32_t ranks) {
+  RootRow pin;
+  if (row.size() != sizeof pin) throw UsageError("a row of a root has 64 bytes");
+  std::memcpy(&pin, row.data(), sizeof pin);
+  auto view = std::make_unique<ManifestView>();
+  view->storage = store.storage();
+  const nb::gil_scoped_release release;
+  view->manifest = Manifest::open(*view->storage, pin, ranks, nullptr);
   return view;
 }
 
@@ -25,14 +37,53 @@ nb::dict values_of(const CatalogState& state) {
   return out;
 }
 
-nb::tuple check_manifests(Store& store, uint64_t txid) {
+// Damage of both copies of the root hides the shards.
+nb::list check_manifests(Store& store, uint64_t txid) {
   const CommitPtr commit = store.catalog().state().find(txid);
   if (!commit) throw UsageError("there is no commit " + std::to_string(txid));
-  const nb::gil_scoped_release release;
-  std::string first = check_manifest_copy(*store.storage(), commit->root.at(0), false);
-  std::string mirror = check_manifest_copy(*store.storage(), commit->root.at(0), true);
-  const nb::gil_scoped_acquire acquire;
-  return nb::make_tuple(first, mirror);
+  struct Pair {
+    std::string path, first, mirror;
+  };
+  std::vector<Pair> damaged;
+  {
+    const nb::gil_scoped_release release;
+    Storage& storage = *store.storage();
+    const auto add = [&](const std::string& path, std::string first, std::string mirror) {
+      if (!first.empty() || !mirror.empty()) damaged.push_back({path, std::move(first), std::move(mirror)});
+      return damaged.empty() || damaged.back().first.empty() || damaged.back().mirror.empty();
+    };
+    const RootRow& pin = commit->root;
+    const bool rooted = commit->ranks == 1 || add(root_path(pin.epoch, pin.txid), check_root_copy(storage, pin, false),
+                                                  check_root_copy(storage, pin, true));
+    if (rooted) {
+      for (const RootRow& row : read_root(storage, pin, commit->ranks, nullptr)) {
+        add(manifest_path(row.epoch, row.txid, row.rank), check_manifest_copy(storage, row, false),
+            check_manifest_copy(storage, row, true));
+      }
+    }
+  }
+  nb::list out;
+  for (const Pair& pair : damaged) out.append(nb::make_tuple(pair.path, pair.first, pair.mirror));
+  return out;
+}
+
+nb::bytes root(Store& store, uint64_t txid) {
+  std::vector<RootRow> rows;
+  {
+    const nb::gil_scoped_release release;
+    rows = store.catalog().root(txid);
+  }
+  return to_bytes(as_text(std::as_bytes(std::span(rows))));
+}
+
+nb::object super_of(const std::string& path) {
+  std::optional<StoreEpoch> now;
+  {
+    const nb::gil_scoped_release release;
+    now = store_epoch(*posix_storage(path));
+  }
+  if (!now) return nb::none();
+  return nb::make_tuple(to_bytes(as_text(now->store_id)), now->epoch);
 }
 
 nb::object segment_size(Store& store, const std::string& path) {
@@ -43,6 +94,8 @@ nb::object segment_size(Store& store, const std::string& path) {
 }  // namespace
 
 void bind_store(nb::module_& module) {
+  module.def("super_of", &super_of, nb::arg("path"), nb::sig("def super_of(path: str) -> tuple[bytes, int] | None"),
+             "Id and newest epoch of the store in a directory, or None where there is none.");
   nb::class_<Commit>(module, "CommitRecord", "A commit as the journal holds it.")
       .def_ro("txid", &Commit::txid)
       .def_ro("parent", &Commit::parent)
@@ -53,6 +106,7 @@ void bind_store(nb::module_& module) {
       .def_ro("time", &Commit::time)
       .def_ro("raw_bytes", &Commit::raw_bytes)
       .def_ro("written_bytes", &Commit::written_bytes)
+      .def_ro("ranks", &Commit::ranks)
       .def_prop_ro("id", [](const Commit& commit) { return hex_of(commit.id); })
       .def_prop_ro("meta", [](const Commit& commit) { return to_bytes(commit.meta); });
 
@@ -74,6 +128,7 @@ void bind_store(nb::module_& module) {
       .def_prop_ro("writable", [](Store& self) { return self.catalog().writable(); })
       .def_prop_ro("stepped_down", &Store::stepped_down, "Why data goes through the page cache, or ''.")
       .def_prop_ro("direct_bytes", [](Store& self) { return self.storage()->direct_bytes(); })
+      .def_prop_ro("id", [](Store& self) { return to_bytes(as_text(self.catalog().store_id())); })
       .def_prop_ro("epoch", [](Store& self) { return self.catalog().epoch(); })
       .def_prop_ro("poisoned", [](Store& self) { return self.catalog().poisoned(); })
       .def_prop_ro("last_lsn", [](Store& self) { return self.catalog().last_lsn(); })
@@ -159,16 +214,21 @@ void bind_store(nb::module_& module) {
             return self.catalog().state_at(lsn);
           },
           nb::arg("lsn"), "The catalog as it was at an LSN.")
-      .def("manifest", &open_manifest, nb::arg("txid"))
-      .def("manifest_path",
-           [](Store& self, uint64_t txid) {
-             const CommitPtr commit = self.catalog().state().find(txid);
-             if (!commit) throw UsageError("there is no commit " + std::to_string(txid));
-             const RootRow& row = commit->root.at(0);
-             return manifest_path(row.epoch, row.txid, row.rank);
-           })
-      .def("check_manifests", &check_manifests, nb::sig("def check_manifests(self, txid: int) -> tuple[str, str]"),
-           "What is wrong with the two copies of a commit's manifest, or ''.")
+      .def("manifest", &open_manifest, nb::arg("txid"), nb::arg("rank") = 0)
+      .def("shard", &open_shard, nb::arg("row"), nb::arg("ranks"), "The manifest that a row of a root pins.")
+      .def("root", &root, nb::arg("txid"), "The rows of a commit's root, 64 bytes a rank, in rank order.")
+      .def(
+          "manifest_path",
+          [](Store& self, uint64_t txid, uint32_t rank) {
+            const auto rows = self.catalog().root(txid);
+            if (rank >= rows.size()) throw UsageError("there is no rank " + std::to_string(rank));
+            return manifest_path(rows[rank].epoch, rows[rank].txid, rank);
+          },
+          nb::arg("txid"), nb::arg("rank") = 0)
+      .def("check_manifests", &check_manifests, nb::arg("txid"),
+           nb::sig("def check_manifests(self, txid: int) -> list[tuple[str, str, str]]"),
+           "What is damaged of a commit's root file and manifests: path, what is wrong with it, and with its mirror "
+           "('': nothing).")
       .def("segment_size", &segment_size, nb::sig("def segment_size(self, path: str) -> int | None"));
 }
 

@@ -5,6 +5,7 @@
 
 #include "catalog/super.h"
 #include "tierload/bytes.h"
+#include "tierload/root.h"
 
 namespace tierload {
 namespace {
@@ -19,9 +20,13 @@ constexpr uint64_t queued_bytes_max = 16u << 20;  // of records that wait for a 
 
 }  // namespace
 
-std::unique_ptr<Transaction> Catalog::begin() {
+std::unique_ptr<Transaction> Catalog::begin(uint32_t ranks) {
   check_usable();
+  if (ranks == 0 || ranks > ranks_max) {
+    throw UsageError("a save is by 1 to " + std::to_string(ranks_max) + " ranks, not by " + std::to_string(ranks));
+  }
   if (in_flight_ != 0) throw UsageError("a save into " + storage_->name() + " is already under way");
+  if (ranks > 1) need(feature_ranks);
   roll_if_long();
   try {
     journal_->reserve(commit_headroom);
@@ -29,7 +34,7 @@ std::unique_ptr<Transaction> Catalog::begin() {
     fail(error, false);
     throw;
   }
-  return std::unique_ptr<Transaction>(new Transaction(*this, next_txid_++));
+  return std::unique_ptr<Transaction>(new Transaction(*this, next_txid_++, ranks));
 }
 
 uint64_t Catalog::change(const std::string& key, std::optional<std::string> value, bool sync) {
@@ -84,13 +89,16 @@ CommitPtr Catalog::rollback(const CatalogState& target, const std::string& meta)
   if (!state_.find(source->txid)) {
     throw UsageError("commit " + std::to_string(source->txid) + " has been collected");
   }
-  for (const RootRow& row : source->root) Manifest::open(*storage_, row, &warnings_);
+  for (const RootRow& row : read_root(*storage_, source->root, source->ranks, &warnings_)) {
+    Manifest::open(*storage_, row, source->ranks, &warnings_);
+  }
   Commit draft;
   draft.rollback = true;
   draft.parent = source->txid;
   draft.source = source->txid;
   draft.step = source->step;
   draft.raw_bytes = source->raw_bytes;
+  draft.ranks = source->ranks;
   draft.root = source->root;
   draft.meta = meta;
   for (const auto& [key, value] : state_.values()) {
@@ -104,7 +112,7 @@ CommitPtr Catalog::rollback(const CatalogState& target, const std::string& meta)
   for (const auto& [key, value] : target.values()) {
     if (!state_.values().contains(key)) draft.changes.push_back({key, std::nullopt, value});
   }
-  return begin()->commit(std::move(draft));
+  return begin()->record(std::move(draft), {});
 }
 
 uint64_t Catalog::append(RecordType type, uint64_t txid, const std::vector<std::byte>& payload) {
@@ -232,13 +240,33 @@ bool Catalog::remove_for_good(JournalName name) {
 }
 
 void Catalog::roll_if_long() {
-  if (journal_->bytes() < options_.journal_roll_bytes) return;
+  if (journal_->bytes() >= options_.journal_roll_bytes) roll(true);
+}
+
+// Marks SUPER first and then, by a new one, the journal, before any record that needs the mark. A crash between leaves
+// a mark too many.
+void Catalog::need(uint64_t feature) {
+  if (!(features_ & feature)) {
+    features_ |= feature;
+    try {
+      ++generation_;
+      write_super(*storage_, {store_id_, generation_, epoch_, base_, features_, {}});
+    } catch (const IoError& error) {
+      poison(std::string("marking SUPER failed: ") + error.what());
+      throw;
+    }
+  }
+  if (!(journal_->header().features & feature)) roll(false);
+}
+
+// With `may_wait` the old journal serves on where the disk is too full for a new one.
+void Catalog::roll(bool may_wait) {
   if (!unsynced_.empty()) sync_records(unsynced_.size());  // the snapshot must not hold what its predecessor does not
   const JournalName next{epoch_, ++last_seq_};
   try {
     start_journal(next);
     ++generation_;
-    write_super(*storage_, {store_id_, generation_, epoch_, next, {}});
+    write_super(*storage_, {store_id_, generation_, epoch_, next, features_, {}});
     base_ = next;
   } catch (const IoError& error) {
     // A journal that may be complete on disk would win over the old one at the next open, and hide what the old one
@@ -246,7 +274,10 @@ void Catalog::roll_if_long() {
     // flight may bring: the old journal serves on until there is room, though not without end.
     const bool begun = journal_->header().name == next;
     const bool waits = journal_->bytes() < options_.journal_roll_bytes + options_.journal_roll_bytes / 2;
-    if (error.out_of_space() && !begun && waits && remove_for_good(next)) return;
+    if (error.out_of_space() && !begun && waits && remove_for_good(next)) {
+      if (may_wait) return;
+      throw;
+    }
     poison(std::string("rolling the journal failed: ") + error.what());
     throw;
   }

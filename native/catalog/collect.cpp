@@ -8,10 +8,12 @@
 #include "catalog/names.h"
 #include "tierload/bytes.h"
 #include "tierload/catalog.h"
+#include "tierload/root.h"
 
 namespace tierload {
 namespace {
 
+using RootId = std::pair<uint64_t, uint64_t>;                 // epoch, txid
 using ManifestId = std::tuple<uint64_t, uint64_t, uint32_t>;  // epoch, txid, rank
 
 // Parts of segments that some live manifest references: path -> offset -> length in whole sectors.
@@ -69,6 +71,7 @@ CollectResult Catalog::collect(const std::vector<uint64_t>& drop) {
     }
   }
   const size_t queued = unsynced_.size();
+  keep_rows(entries);
   if (!entries.empty()) append(RecordType::collect, 0, encode_collect(entries));
   CollectResult result;
   if (options_.mutant == Mutant::early_reuse) sweep(result);
@@ -79,6 +82,18 @@ CollectResult Catalog::collect(const std::vector<uint64_t>& drop) {
   return result;
 }
 
+void Catalog::keep_rows(const std::vector<CommitPtr>& dropped) {
+  if (in_flight_ == 0) return;
+  for (const CommitPtr& commit : dropped) {
+    try {
+      const auto rows = read_root(*storage_, commit->root, commit->ranks, nullptr);
+      dropped_rows_.insert(dropped_rows_.end(), rows.begin(), rows.end());
+    } catch (const CorruptError&) {
+      // What cannot be read vouches for nothing, and dropping it is right.
+    }
+  }
+}
+
 void Catalog::sweep(CollectResult& result) {
   // A newer writer's files are not ours to judge, nor are those of the save that is under way: what it refers to beside
   // them is live by its parent's manifest, which it holds as a reader does.
@@ -86,21 +101,33 @@ void Catalog::sweep(CollectResult& result) {
   const auto ours = [&](const DataName& name) {
     return name.epoch < epoch_ || (name.epoch == epoch_ && !(spare && in_flight_ == name.txid));
   };
-  // What is live: every manifest of a commit, and every other one that a reader holds. When one of them cannot be
-  // read, nothing is freed.
+  const auto remove = [&](const std::string& path) {
+    result.freed_bytes += storage_->allocated(path);
+    result.removed_files += storage_->remove(path) ? 1 : 0;
+  };
+  // What is live: every root and manifest of a commit, and every other one that a reader holds. When one of them cannot
+  // be read, nothing is freed.
+  std::set<RootId> live_roots;
   std::set<ManifestId> live;
   ExtentsBySegment used;
   for (const auto& [txid, commit] : state_.commits()) {
-    for (const RootRow& row : commit->root) {
+    const bool has_file = commit->ranks > 1;
+    if (has_file && !live_roots.emplace(commit->root.epoch, commit->root.txid).second) continue;
+    for (const RootRow& row : read_root(*storage_, commit->root, commit->ranks, &warnings_)) {
       if (live.emplace(row.epoch, row.txid, row.rank).second) {
-        mark(*Manifest::open(*storage_, row, &warnings_), used);
+        mark(*Manifest::open(*storage_, row, commit->ranks, &warnings_), used);
       }
     }
   }
   std::map<ManifestId, std::vector<std::string>> orphans;
   for (const std::string& file : storage_->list("man")) {
     const auto name = parse_data_name(file);
-    if (!name || !name->of_manifest() || !ours(*name)) continue;
+    if (!name || !ours(*name)) continue;
+    if (name->of_root() && !live_roots.contains({name->epoch, name->txid})) {
+      // A reader has read it, whole, before it takes the first lock.
+      remove("man/" + file);
+    }
+    if (!name->of_manifest()) continue;
     const ManifestId id{name->epoch, name->txid, name->rank};
     if (!live.contains(id)) orphans[id].push_back("man/" + file);
   }
@@ -113,10 +140,7 @@ void Catalog::sweep(CollectResult& result) {
       locks.push_back(std::move(lock));
     }
     if (locks.size() == paths.size()) {
-      for (const std::string& path : paths) {
-        result.freed_bytes += storage_->allocated(path);
-        result.removed_files += storage_->remove(path) ? 1 : 0;
-      }
+      for (const std::string& path : paths) remove(path);
     } else {
       locks.clear();
       ++result.pinned;
@@ -130,8 +154,7 @@ void Catalog::sweep(CollectResult& result) {
     const std::string path = "seg/" + file;
     const auto found = used.find(path);
     if (found == used.end()) {
-      result.freed_bytes += storage_->allocated(path);
-      result.removed_files += storage_->remove(path) ? 1 : 0;
+      remove(path);
     } else {
       result.freed_bytes += punch_gaps(*storage_, path, found->second);
     }

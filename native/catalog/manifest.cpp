@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <future>
 #include <numeric>
 #include <optional>
 
+#include "catalog/sealed.h"
 #include "tierload/bytes.h"
 #include "tierload/codec.h"
+#include "tierload/root.h"
 
 namespace tierload {
 namespace {
@@ -16,60 +17,64 @@ constexpr std::string_view magic = "TLMAN001";
 constexpr uint64_t header_length = 256;
 constexpr size_t section_count = 7;
 constexpr uint64_t section_unit = 64;
-// A large manifest is verified by several threads: 2 MiB are worth starting one.
-constexpr uint64_t leaves_of_a_thread = 32;
-constexpr uint64_t threads_max = 4;
 constexpr std::array<uint64_t, section_count> row_size{
     sizeof(SegmentRow), sizeof(PageRow), sizeof(ChunkRow), 4, 8, 1, 1};
 
-std::string file_name(const char* dir, uint64_t epoch, uint64_t txid, uint32_t rank) {
+std::string transaction_name(const char* dir, uint64_t epoch, uint64_t txid) {
   char text[64];
-  std::snprintf(text, sizeof text, "%s/%08llx-%012llx.r%04x", dir, static_cast<unsigned long long>(epoch),
-                static_cast<unsigned long long>(txid), rank);
+  std::snprintf(text, sizeof text, "%s/%08llx-%012llx", dir, static_cast<unsigned long long>(epoch),
+                static_cast<unsigned long long>(txid));
   return text;
 }
 
-// Verifies a whole file image against what the COMMIT pins.
-void check_image(Bytes image, const RootRow& row, const std::string& path) {
-  const uint64_t leaves = (row.body_length + manifest_leaf - 1) / manifest_leaf;
-  if (image.size() != row.body_length + leaves * 8) {
-    throw CorruptError(path + " has " + std::to_string(image.size()) + " bytes, its commit says " +
-                       std::to_string(row.body_length + leaves * 8));
-  }
-  std::vector<uint64_t> table(leaves);
-  if (leaves > 0) std::memcpy(table.data(), image.data() + row.body_length, leaves * 8);
-  if (tree_root(table, row.body_length) != row.digest) {
-    throw CorruptError(path + ": its leaf table does not match the digest in the commit");
-  }
-  const Bytes body = image.first(row.body_length);
-  const auto first_damaged = [&](uint64_t begin, uint64_t end) -> std::optional<uint64_t> {
-    for (uint64_t leaf = begin; leaf < end; ++leaf) {
-      const uint64_t at = leaf * manifest_leaf;
-      if (xxh3(body.subspan(at, std::min<uint64_t>(manifest_leaf, body.size() - at))) != table[leaf]) return at;
+std::string file_name(const char* dir, uint64_t epoch, uint64_t txid, uint32_t rank) {
+  char text[16];
+  std::snprintf(text, sizeof text, ".r%04x", rank);
+  return transaction_name(dir, epoch, txid) + text;
+}
+
+struct ShardName {
+  uint32_t rank;
+  uint64_t epoch;
+  uint64_t txid;
+};
+
+// What a file says that it is, when at least its first leaf is whole.
+std::optional<ShardName> name_in(Storage& storage, const std::string& path) {
+  try {
+    const auto file = storage.open(path, OpenMode::read);
+    std::vector<std::byte> leaf(manifest_leaf);
+    leaf.resize(file->read(0, leaf));
+    if (leaf.size() < header_length || as_text(Bytes(leaf).first(8)) != magic) return std::nullopt;
+    ShardName name{};
+    uint64_t body;
+    uint64_t digest;
+    std::memcpy(&name.rank, leaf.data() + 12, 4);
+    std::memcpy(&name.epoch, leaf.data() + 40, 8);
+    std::memcpy(&name.txid, leaf.data() + 48, 8);
+    std::memcpy(&body, leaf.data() + 56, 8);
+    if (body < header_length || body > sealed_body_max) return std::nullopt;
+    leaf.resize(std::min<uint64_t>(leaf.size(), body));
+    if (file->read(body, std::as_writable_bytes(std::span(&digest, 1))) != 8 || xxh3(leaf) != digest) {
+      return std::nullopt;
     }
-    return std::nullopt;
-  };
-  const uint64_t parts = std::clamp<uint64_t>(leaves / leaves_of_a_thread, 1, threads_max);
-  std::vector<std::future<std::optional<uint64_t>>> others;
-  for (uint64_t part = 1; part < parts; ++part) {  // where no thread can be had, get() does the work
-    others.push_back(std::async(first_damaged, leaves * part / parts, leaves * (part + 1) / parts));
-  }
-  std::optional<uint64_t> damaged = first_damaged(0, leaves / parts);
-  for (auto& other : others) {
-    const auto found = other.get();
-    if (!damaged) damaged = found;
-  }
-  if (damaged) {
-    throw CorruptError(path + ": the 64 KiB at byte " + std::to_string(*damaged) + " do not match their digest");
+    return name;
+  } catch (const IoError&) {
+    return std::nullopt;  // what is wrong with the file is known already
   }
 }
 
-uint64_t file_length(const RootRow& row, const std::string& path) {
-  constexpr uint64_t body_max = uint64_t{1} << 40;  // so that nothing below overflows
-  if (row.body_length < header_length || row.body_length > body_max) {
-    throw CorruptError(path + ": its commit declares a body of " + std::to_string(row.body_length) + " bytes");
+// A whole shard under another one's name is what a mixed-up copy of a store has: that is more than "damaged".
+std::string mixed_up(Storage& storage, const std::string& path, const RootRow& row) {
+  const auto name = name_in(storage, path);
+  if (!name || (name->rank == row.rank && name->epoch == row.epoch && name->txid == row.txid)) return "";
+  if (name->rank != row.rank) {
+    return path + ": shard of rank " + std::to_string(name->rank) + ", the commit's root says " +
+           std::to_string(row.rank);
   }
-  return row.body_length + (row.body_length + manifest_leaf - 1) / manifest_leaf * 8;
+  return path + ": shard of rank " + std::to_string(row.rank) + " is of transaction " + std::to_string(name->txid) +
+         " (epoch " + std::to_string(name->epoch) + "), the commit's root says " + std::to_string(row.txid) +
+         " (epoch " + std::to_string(row.epoch) + ")";
 }
 
 std::string copy_path(const RootRow& row, bool mirror) {
@@ -86,7 +91,11 @@ std::string SegmentRow::path() const {
 
 std::string manifest_path(uint64_t epoch, uint64_t txid, uint32_t rank) { return file_name("man", epoch, txid, rank); }
 
-EncodedManifest encode_manifest(const ManifestParts& parts) {
+std::string root_path(uint64_t epoch, uint64_t txid) { return transaction_name("man", epoch, txid) + ".root"; }
+
+uint64_t manifest_file_length(const RootRow& row) { return sealed_length(row, header_length, copy_path(row, false)); }
+
+SealedFile encode_manifest(const ManifestParts& parts) {
   std::vector<uint32_t> index(parts.chunks.size());
   std::iota(index.begin(), index.end(), 0u);
   std::stable_sort(index.begin(), index.end(),
@@ -124,36 +133,24 @@ EncodedManifest encode_manifest(const ManifestParts& parts) {
     out.put(section);
     out.pad(section_unit);
   }
-  EncodedManifest encoded;
-  encoded.body_length = out.size();
-  std::vector<uint64_t> leaves;
-  for (uint64_t leaf = 0; leaf < out.size(); leaf += manifest_leaf) {
-    leaves.push_back(xxh3(out.bytes().subspan(leaf, std::min<uint64_t>(manifest_leaf, out.size() - leaf))));
-  }
-  encoded.digest = tree_root(leaves, encoded.body_length);
-  for (const uint64_t leaf : leaves) out.put(leaf);
-  encoded.file = out.take();
-  return encoded;
+  return seal(out.take());
 }
 
-std::unique_ptr<Manifest> Manifest::open(Storage& storage, const RootRow& row, std::vector<std::string>* warnings) {
-  std::string failures;
-  for (const bool mirror : {false, true}) {
-    const std::string path = copy_path(row, mirror);
+std::unique_ptr<Manifest> Manifest::open(Storage& storage, const RootRow& row, uint32_t ranks,
+                                         std::vector<std::string>* warnings) {
+  const uint64_t length = manifest_file_length(row);
+  return from_either_copy(copy_path(row, false), "a manifest", warnings, [&](const std::string& path) {
     try {
       auto file = storage.open(path, OpenMode::read);
-      auto mapping = file->map(file_length(row, path));
-      std::unique_ptr<Manifest> manifest(new Manifest(path, std::move(file), std::move(mapping), row));
-      if (!failures.empty() && warnings != nullptr) warnings->push_back(failures + "; its mirror is used");
-      return manifest;
-    } catch (const CorruptError& error) {
-      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
-    } catch (const IoError& error) {
-      if (!error.unusable_file()) throw;
-      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+      auto mapping = file->map(length);
+      return std::unique_ptr<Manifest>(new Manifest(path, std::move(file), std::move(mapping), row, ranks));
+    } catch (const UnsupportedError&) {
+      throw;
+    } catch (const Error&) {
+      if (const std::string other = mixed_up(storage, path, row); !other.empty()) throw CorruptError(other);
+      throw;
     }
-  }
-  throw CorruptError("both copies of a manifest are damaged: " + failures);
+  });
 }
 
 std::unique_ptr<Manifest> Manifest::open_unpinned(Storage& storage, uint64_t epoch, uint64_t txid, uint32_t rank) {
@@ -165,19 +162,22 @@ std::unique_ptr<Manifest> Manifest::open_unpinned(Storage& storage, uint64_t epo
   const auto file = storage.open(path, OpenMode::read);
   std::array<std::byte, header_length> header{};
   file->read(0, header);
+  uint32_t ranks;
+  std::memcpy(&ranks, header.data() + 16, 4);
   std::memcpy(&row.body_length, header.data() + 56, 8);
-  const uint64_t length = file_length(row, path);
+  const uint64_t length = manifest_file_length(row);
   if (length != file->size()) throw CorruptError(path + " does not have the length that it declares");
   std::vector<uint64_t> table((length - row.body_length) / 8);
   file->read(row.body_length, std::as_writable_bytes(std::span(table)));
   row.digest = tree_root(table, row.body_length);
-  return open(storage, row, nullptr);
+  return open(storage, row, ranks, nullptr);
 }
 
-Manifest::Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row)
+Manifest::Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row,
+                   uint32_t ranks)
     : path_(std::move(path)), file_(std::move(file)), mapping_(std::move(mapping)) {
   if (!pin()) throw IoError("open", path_, ENOENT);
-  check(row);
+  check(row, ranks);
   check_rows();
 }
 
@@ -187,15 +187,15 @@ bool Manifest::pin() {
   return lock_ != nullptr && file_->linked();
 }
 
-void Manifest::check(const RootRow& row) {
+void Manifest::check(const RootRow& row, uint32_t ranks) {
   const Bytes image = mapping_->bytes();
-  check_image(image, row, path_);
+  check_sealed(image, row, path_);
   if (file_->size() != image.size()) throw CorruptError(path_ + " is longer than its commit says");
   ByteReader in(image.first(row.body_length), path_);
   const std::string_view found = as_text(in.take(8));
   const auto version = in.get<uint32_t>();
   const auto rank = in.get<uint32_t>();
-  in.get<uint32_t>();
+  const auto world = in.get<uint32_t>();
   in.get<uint32_t>();
   in.get<uint64_t>();
   const auto incompatible = in.get<uint64_t>();
@@ -209,6 +209,10 @@ void Manifest::check(const RootRow& row) {
   }
   if (rank != row.rank || epoch != row.epoch || txid != row.txid || body != row.body_length) {
     throw CorruptError(path_ + " is the manifest of another commit");
+  }
+  if (world != ranks) {
+    throw CorruptError(path_ + ": shard of rank " + std::to_string(rank) + " is one of " + std::to_string(world) +
+                       ", the commit is by " + std::to_string(ranks) + " ranks");
   }
   for (size_t i = 0; i < section_count; ++i) {
     const auto offset = in.get<uint64_t>();
@@ -254,7 +258,7 @@ void Manifest::check_rows() const {
         (chunk.pages == 0) != (chunk.bytes == 0)) {
       fail("chunk", i);
     }
-    if (i > 0 && key(all_chunks[i - 1]) >= key(chunk)) fail("order of chunk", i);
+    if (i > 0 && !in_order(all_chunks[i - 1], chunk)) fail("order of chunk", i);
     if (!(chunk.flags & chunk_packed)) unpacked += chunk.pages;
     if (unpacked > all_pages.size() || ((chunk.flags & chunk_packed) && chunk.pages > 1)) fail("pages of chunk", i);
     uint64_t held = 0;
@@ -266,9 +270,25 @@ void Manifest::check_rows() const {
   }
 }
 
+// By key, then by the offsets; chunks of one key are parts of one tensor.
+bool Manifest::in_order(const ChunkRow& before, const ChunkRow& chunk) const {
+  if (key(before) != key(chunk)) return key(before) < key(chunk);
+  if (before.dtype != chunk.dtype || before.ndim != chunk.ndim) return false;
+  const auto first = dims().subspan(before.dims, before.ndim * uint64_t{2});
+  const auto second = dims().subspan(chunk.dims, chunk.ndim * uint64_t{2});
+  return std::ranges::equal(first.first(chunk.ndim), second.first(chunk.ndim)) &&
+         std::ranges::lexicographical_compare(first.subspan(chunk.ndim), second.subspan(chunk.ndim));
+}
+
 uint32_t Manifest::rank() const {
   uint32_t value;
   std::memcpy(&value, mapping_->bytes().data() + 12, 4);
+  return value;
+}
+
+uint32_t Manifest::world_size() const {
+  uint32_t value;
+  std::memcpy(&value, mapping_->bytes().data() + 16, 4);
   return value;
 }
 
@@ -298,17 +318,10 @@ std::string Manifest::key_of_page(uint64_t row) const {
 
 std::string check_manifest_copy(Storage& storage, const RootRow& row, bool mirror) {
   const std::string path = copy_path(row, mirror);
-  try {
-    const auto file = storage.open(path, OpenMode::read);
-    const auto mapping = file->map(file_length(row, path));
-    check_image(mapping->bytes(), row, path);
-    if (file->size() != mapping->bytes().size()) return path + " is longer than its commit says";
-  } catch (const CorruptError& error) {
-    return error.what();
-  } catch (const IoError& error) {
-    return error.code == EINVAL ? path + " is shorter than its commit says" : error.what();
-  }
-  return "";
+  const std::string problem = check_sealed_copy(storage, path, row, header_length);
+  if (problem.empty()) return "";
+  const std::string other = mixed_up(storage, path, row);
+  return other.empty() ? problem : other;
 }
 
 }  // namespace tierload

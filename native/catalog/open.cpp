@@ -10,6 +10,7 @@
 #include "catalog/super.h"
 #include "tierload/bytes.h"
 #include "tierload/catalog.h"
+#include "tierload/root.h"
 
 namespace tierload {
 
@@ -85,12 +86,14 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
     catalog->generation_ = super.best->generation;
     catalog->epoch_ = super.best->epoch;
     catalog->base_ = super.best->base;
+    catalog->features_ = super.best->features;
   } else {
     // Without SUPER the journals still say everything; only the check that none of them vanished is lost.
     const Found found = catalog->find_journal({}, nullptr);
     if (!found.scan) throw CorruptError(disk.name() + ": SUPER is damaged and no journal is whole");
     catalog->store_id_ = found.scan->header.store_id;
-    Super rebuilt{catalog->store_id_, 0, found.newest.epoch, {}, {}};
+    catalog->features_ = found.scan->header.features;
+    Super rebuilt{catalog->store_id_, 0, found.newest.epoch, {}, catalog->features_, {}};
     create_super(disk, rebuilt);
     catalog->generation_ = 1;
   }
@@ -101,7 +104,7 @@ std::unique_ptr<Catalog> Catalog::recover(std::shared_ptr<Storage> storage, Cata
   const std::string needs = super.best ? super.best->needs : "";
   const auto publish = [&](JournalName base) {
     ++catalog->generation_;
-    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base, needs});
+    write_super(disk, {catalog->store_id_, catalog->generation_, catalog->epoch_, base, catalog->features_, needs});
     catalog->base_ = base;
   };
   if (++catalog->epoch_ >= uint64_t{1} << 32 || catalog->epoch_ == 0) {
@@ -228,31 +231,69 @@ CommitPtr Catalog::commit_of(uint64_t txid) const {
 
 std::string Catalog::check_commit(uint64_t txid) const {
   std::unique_ptr<Manifest> manifest;
-  return check(*commit_of(txid), manifest);
+  return check(*commit_of(txid), true, manifest);
 }
 
-std::unique_ptr<Manifest> Catalog::open_manifest(uint64_t txid) {
+std::vector<RootRow> Catalog::root(uint64_t txid) {
   const CommitPtr commit = commit_of(txid);
-  if (commit->root.size() != 1) throw UnsupportedError("a commit by several ranks needs a newer tierload");
-  if (head_manifest_ && commit == state_.head()) {
+  if (commit->ranks == 1) return {commit->root};
+  // Who loads asks for one shard after the other.
+  if (root_pin_ != commit->root) {
+    root_rows_ = read_root(*storage_, commit->root, commit->ranks, nullptr);
+    root_pin_ = commit->root;
+  }
+  return root_rows_;
+}
+
+std::unique_ptr<Manifest> Catalog::open_manifest(uint64_t txid, uint32_t rank) {
+  const CommitPtr commit = commit_of(txid);
+  if (rank >= commit->ranks) {
+    throw UsageError("commit " + std::to_string(txid) + " is by " + std::to_string(commit->ranks) +
+                     " ranks, so it has no shard of rank " + std::to_string(rank));
+  }
+  if (head_manifest_ && commit == state_.head() && rank == 0) {
     std::unique_ptr<Manifest> checked = std::move(head_manifest_);
     if (checked->pin()) return checked;
   }
-  return Manifest::open(*storage_, commit->root[0], nullptr);
+  return Manifest::open(*storage_, root(txid)[rank], commit->ranks, nullptr);
 }
 
-// What is wrong with a commit; `manifest` becomes that of its last shard.
-std::string Catalog::check(const Commit& commit, std::unique_ptr<Manifest>& manifest) const {
+namespace {
+
+// Whether a copy of the shard is there with its length.
+bool present(Storage& storage, const RootRow& row) {
+  const std::string path = manifest_path(row.epoch, row.txid, row.rank);
+  const uint64_t length = manifest_file_length(row);
+  return storage.size(path) == length || storage.size(path + ".m") == length;
+}
+
+std::string check_segments(Storage& storage, const Manifest& manifest) {
+  for (const SegmentRow& segment : manifest.segments()) {
+    const auto size = storage.size(segment.path());
+    if (!size) return segment.path() + " is missing";
+    if (*size != segment.size) {
+      return segment.path() + " has " + std::to_string(*size) + " bytes instead of " + std::to_string(segment.size);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+// What is wrong with a commit; `manifest` becomes that of rank 0. Not `whole`: of the other ranks only that their
+// shards are there, since an open must not read those of thousands.
+std::string Catalog::check(const Commit& commit, bool whole, std::unique_ptr<Manifest>& manifest) const {
   try {
-    for (const RootRow& row : commit.root) {
-      manifest = Manifest::open(*storage_, row, nullptr);
-      for (const SegmentRow& segment : manifest->segments()) {
-        const auto size = storage_->size(segment.path());
-        if (!size) return segment.path() + " is missing";
-        if (*size != segment.size) {
-          return segment.path() + " has " + std::to_string(*size) + " bytes instead of " + std::to_string(segment.size);
+    for (const RootRow& row : read_root(*storage_, commit.root, commit.ranks, nullptr)) {
+      if (row.rank > 0 && !whole) {
+        if (!present(*storage_, row)) {
+          return manifest_path(row.epoch, row.txid, row.rank) + " and its mirror are missing or have another length";
         }
+        continue;
       }
+      auto shard = Manifest::open(*storage_, row, commit.ranks, nullptr);
+      if (std::string problem = check_segments(*storage_, *shard); !problem.empty()) return problem;
+      if (row.rank == 0) manifest = std::move(shard);
     }
   } catch (const CorruptError& error) {
     return error.what();
@@ -267,8 +308,8 @@ void Catalog::check_head(bool keep) {
   const CommitPtr head = state_.head();
   if (!head) return;
   std::unique_ptr<Manifest> manifest;
-  head_damage_ = check(*head, manifest);
-  if (keep && head_damage_.empty() && head->root.size() == 1) head_manifest_ = std::move(manifest);
+  head_damage_ = check(*head, false, manifest);
+  if (keep && head_damage_.empty()) head_manifest_ = std::move(manifest);
   if (head_manifest_) head_manifest_->unpin();
 }
 
@@ -310,6 +351,7 @@ void Catalog::start_journal(JournalName name) {
   header.name = name;
   header.first_lsn = last_.lsn + 1;
   header.predecessor = last_;
+  header.features = features_;
   options_.randomize(std::as_writable_bytes(std::span(&header.salt, 1)));
   journal_ = std::make_unique<Journal>(*storage_, header, state_.encode(), options_.now(),
                                        Journal::Options{options_.journal_fill_bytes, options_.mutant});
@@ -322,7 +364,7 @@ void Catalog::remove_leftovers(const Found& found) {
   for (const char* dir : {"man", "seg"}) {
     for (const std::string& file : storage_->list(dir)) {
       const auto name = parse_data_name(file);
-      const bool ours = name && (*dir == 'm' ? name->of_manifest() : name->of_segment());
+      const bool ours = name && (*dir == 'm' ? name->of_manifest() || name->of_root() : name->of_segment());
       if (ours && name->epoch < epoch_ && name->txid >= state_.next_txid()) {
         storage_->remove(std::string(dir) + "/" + file);
       }

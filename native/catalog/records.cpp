@@ -79,13 +79,13 @@ std::vector<std::byte> encode_commit(const Commit& commit) {
   out.put(commit.source);
   out.put(commit.step.value_or(0));
   out.put((commit.step ? flag_step : 0) | (commit.rollback ? flag_rollback : 0));
-  out.put(static_cast<uint32_t>(commit.root.size()));
+  out.put(commit.ranks);
   out.put(commit.previous);
   out.put(commit.raw_bytes);
   out.put(commit.written_bytes);
   out.put(static_cast<uint32_t>(commit.meta.size()));
   out.put(static_cast<uint32_t>(commit.changes.size()));
-  for (const RootRow& row : commit.root) out.put(row);
+  out.put(commit.root);
   out.put(commit.meta);
   out.pad(8);
   for (const Change& change : commit.changes) put_change(out, change);
@@ -100,7 +100,7 @@ CommitPtr decode_commit(Bytes payload, uint64_t lsn, uint64_t time) {
   commit->source = in.get<uint64_t>();
   const auto step = in.get<int64_t>();
   const auto flags = in.get<uint32_t>();
-  const auto ranks = in.get<uint32_t>();
+  commit->ranks = in.get<uint32_t>();
   commit->previous = in.get<Digest>();
   commit->raw_bytes = in.get<uint64_t>();
   commit->written_bytes = in.get<uint64_t>();
@@ -108,16 +108,17 @@ CommitPtr decode_commit(Bytes payload, uint64_t lsn, uint64_t time) {
   const auto changes = in.get<uint32_t>();
   if (flags & flag_step) commit->step = step;
   commit->rollback = (flags & flag_rollback) != 0;
-  const Bytes rows = in.take(uint64_t{ranks} * sizeof(RootRow));  // bounded before anything is allocated
-  commit->root.resize(ranks);
-  if (ranks > 0) std::memcpy(commit->root.data(), rows.data(), rows.size());
+  commit->root = in.get<RootRow>();
   commit->meta = in.text(meta);
   in.align(8);
   for (uint32_t i = 0; i < changes; ++i) commit->changes.push_back(take_change(in));
   // A commit continues an older one: nothing that follows these numbers can run in circles or leave the file names.
-  bool fits = ranks > 0 && in.done() && commit->txid > 0 && commit->txid < txid_end && commit->parent < commit->txid &&
+  const RootRow& root = commit->root;
+  bool fits = in.done() && commit->txid > 0 && commit->txid < txid_end && commit->parent < commit->txid &&
               commit->source < commit->txid && commit->rollback == (commit->source != 0);
-  for (const RootRow& row : commit->root) fits &= row.epoch < epoch_end && row.txid < txid_end && row.rank <= 0xFFFF;
+  fits &= root.rank == 0 && root.epoch < epoch_end && root.txid <= commit->txid;
+  fits &= commit->ranks > 0 && commit->ranks <= ranks_max;
+  fits &= commit->ranks == 1 || root.body_length == root_body_length(commit->ranks);
   if (!fits) throw CorruptError("COMMIT record " + std::to_string(lsn) + " is malformed");
   commit->id = xxh3_128(payload);
   commit->lsn = lsn;

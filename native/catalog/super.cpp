@@ -10,7 +10,9 @@ namespace {
 
 constexpr std::string_view magic = "TLSUPER1";
 constexpr const char* path = "SUPER";
-constexpr std::string_view oldest_reader = "0.1";  // the oldest release that reads what this one writes
+// The oldest releases that read what this one writes, without and with several ranks.
+constexpr std::string_view oldest_reader = "0.1";
+constexpr std::string_view oldest_reader_of_ranks = "0.2";
 
 std::vector<std::byte> encode(const Super& super) {
   ByteWriter out;
@@ -18,13 +20,14 @@ std::vector<std::byte> encode(const Super& super) {
   out.put(format_version);
   out.put(uint32_t{0});
   out.put(uint64_t{0});
-  out.put(uint64_t{0});
+  out.put(super.features);
   out.put(super.store_id);
   out.put(super.generation);
   out.put(super.epoch);
   out.put(super.base.epoch);
   out.put(super.base.seq);
-  out.put(super.needs.empty() ? oldest_reader : std::string_view(super.needs).substr(0, 16));
+  const std::string_view least = super.features & feature_ranks ? oldest_reader_of_ranks : oldest_reader;
+  out.put(super.needs.empty() ? least : std::string_view(super.needs).substr(0, 16));
   std::vector<std::byte> bytes = out.take();
   bytes.resize(sector);
   const uint32_t crc = crc32c(Bytes(bytes).first(sector - 4));
@@ -41,17 +44,17 @@ std::optional<Super> decode(Bytes slot, std::string& unsupported) {
   const auto version = in.get<uint32_t>();
   in.take(4);
   in.get<uint64_t>();
-  const auto incompatible = in.get<uint64_t>();
   Super super;
+  super.features = in.get<uint64_t>();
   super.store_id = in.get<StoreId>();
   super.generation = in.get<uint64_t>();
   super.epoch = in.get<uint64_t>();
   super.base = {in.get<uint64_t>(), in.get<uint64_t>()};
   super.needs = in.text(16);
   super.needs.resize(std::min(super.needs.find('\0'), super.needs.size()));
-  if (version != format_version || incompatible != 0) {
+  if (version != format_version || (super.features & ~features_known) != 0) {
     unsupported = "needs tierload >= " + super.needs + ": the store has format version " + std::to_string(version) +
-                  " and incompatible features " + std::to_string(incompatible);
+                  " and incompatible features " + std::to_string(super.features);
   }
   return super;
 }

@@ -12,7 +12,8 @@ struct Super {
   uint64_t generation = 0;
   uint64_t epoch = 0;
   JournalName base;
-  std::string needs;  // the oldest release that reads the store; the writer fills it in
+  uint64_t features = 0;  // incompatible ones
+  std::string needs;      // the oldest release that reads the store; "": what the features say
 };
 
 struct SuperScan {

@@ -1,145 +1,132 @@
 // A commit from its first page to its record, in the order of docs/FORMAT.md section 9.
 #include <unistd.h>
 
+#include <algorithm>
+
+#include "catalog/names.h"
 #include "tierload/catalog.h"
+#include "tierload/root.h"
 
 namespace tierload {
 
-Transaction::Transaction(Catalog& catalog, uint64_t txid) : catalog_(catalog), txid_(txid) {
+Transaction::Transaction(Catalog& catalog, uint64_t txid, uint32_t ranks)
+    : catalog_(catalog),
+      attempt_{catalog.epoch_, txid, ranks, catalog.options_.mutant},
+      shard_(*catalog.storage_, attempt_, 0, catalog) {
   catalog.in_flight_ = txid;
 }
 
 Transaction::~Transaction() {
   catalog_.in_flight_ = 0;
+  catalog_.dropped_rows_.clear();
   if (committed_ || catalog_.owner_ != getpid()) return;  // a forked child's copy owns nothing
-  appender_ = nullptr;
-  segment_ = nullptr;
-  manifest_files_.clear();
-  for (const std::string& path : paths_) {
+  root_files_.clear();
+  shard_.remove();
+  if (attempt_.ranks > 1) remove_all();
+}
+
+// What the ranks wrote, and the root: from here on nobody can commit it. Ranks that write on leave garbage.
+void Transaction::remove_all() {
+  Storage& storage = *catalog_.storage_;
+  for (const char* dir : {"man", "seg"}) {
     try {
-      catalog_.storage_->remove(path);
+      for (const std::string& file : storage.list(dir)) {
+        const auto name = parse_data_name(file);
+        if (!name || name->epoch != attempt_.epoch || name->txid != attempt_.txid) continue;
+        storage.remove(std::string(dir) + "/" + file);
+      }
     } catch (const IoError&) {
-      // The file is garbage that no commit names; collect() removes it another time.
+      // The files are garbage that no commit names; collect() removes them another time.
     }
   }
 }
 
-void Transaction::check_usable() const {
-  catalog_.check_usable();
-  if (failed_) throw UsageError("this save failed earlier, so it can only be given up");
-}
-
-void Transaction::fail(const IoError& error, bool sync_failed) {
-  failed_ = true;
-  catalog_.fail(error, sync_failed);
-}
-
-void Transaction::open_segment(SegmentRow& row, uint64_t expected) {
-  check_usable();
-  end_segment();
-  wrote_something();
-  row = {catalog_.epoch_, txid_, 0, segments_++, 0};
-  const std::string path = row.path();
-  segment_ = catalog_.storage_->open(path, OpenMode::create);
-  paths_.push_back(path);
-  appender_ = catalog_.storage_->append(*segment_, path, expected);
-}
-
-void Transaction::append(std::span<const Bytes> parts) {
-  check_usable();
-  try {
-    appender_->append(parts);
-  } catch (const IoError& error) {
-    fail(error, false);
-    throw;
+void Transaction::check_rows(std::span<const RootRow> rows) const {
+  const Mutant mutant = attempt_.mutant;
+  if (rows.size() != attempt_.ranks && mutant != Mutant::missing_row) {
+    throw UsageError("a commit by " + std::to_string(attempt_.ranks) + " ranks needs a row of each, not " +
+                     std::to_string(rows.size()));
   }
-}
-
-// A full segment is made durable at once, so that one open file is enough, and flushes are spread.
-void Transaction::end_segment() {
-  if (!segment_) return;
-  try {
-    appender_->finish();
-  } catch (const IoError& error) {
-    fail(error, false);
-    throw;
+  std::vector<RootRow> older;
+  for (uint32_t rank = 0; rank < rows.size(); ++rank) {
+    const std::string fault = row_fault(rows[rank], rank, attempt_.epoch, attempt_.txid);
+    if (!fault.empty()) throw UsageError(fault);
+    if (rows[rank].txid != attempt_.txid) older.push_back(rows[rank]);
   }
-  try {
-    if (catalog_.options_.mutant != Mutant::no_segment_sync) segment_->sync();
-  } catch (const IoError& error) {
-    fail(error, true);
-    throw;
-  }
-  appender_ = nullptr;
-  segment_ = nullptr;
-}
-
-RootRow Transaction::write_manifest(ManifestParts parts) {
-  check_usable();
-  parts.epoch = catalog_.epoch_;
-  parts.txid = txid_;
-  const EncodedManifest encoded = encode_manifest(parts);
-  const std::string path = manifest_path(parts.epoch, txid_, parts.rank);
-  wrote_something();
-  for (const std::string& copy : {path, path + ".m"}) {
-    manifest_files_.push_back(catalog_.storage_->open(copy, OpenMode::create));
-    paths_.push_back(copy);
+  if (mutant == Mutant::stale_row) return;
+  // A shard that did not change is one that a commit has, or had until it was dropped beside this attempt. Any other is
+  // of an attempt that was given up, whose files may be gone.
+  std::erase_if(older, [&](const RootRow& row) { return std::ranges::count(catalog_.dropped_rows_, row) > 0; });
+  const auto& commits = catalog_.state_.commits();
+  for (auto commit = commits.rbegin(); commit != commits.rend() && !older.empty(); ++commit) {
+    if (commit->second->ranks != attempt_.ranks) continue;
     try {
-      manifest_files_.back()->write(0, encoded.file);
+      const auto known = catalog_.root(commit->first);
+      std::erase_if(older, [&](const RootRow& row) { return known[row.rank] == row; });
+    } catch (const CorruptError&) {
+      // A damaged root vouches for nothing.
+    }
+  }
+  if (!older.empty()) {
+    throw UsageError("rank " + std::to_string(older.front().rank) + " handed in the shard of transaction " +
+                     std::to_string(older.front().txid) + ", which no commit has: it is of an earlier attempt");
+  }
+}
+
+RootRow Transaction::write_root(std::span<const RootRow> rows) {
+  const SealedFile sealed = encode_root(rows, attempt_.epoch, attempt_.txid);
+  const std::string path = root_path(attempt_.epoch, attempt_.txid);
+  for (const std::string& copy : {path, path + ".m"}) {
+    root_files_.push_back(catalog_.storage_->open(copy, OpenMode::create));
+    try {
+      root_files_.back()->write(0, sealed.file);
     } catch (const IoError& error) {
-      fail(error, false);
+      catalog_.fail(error, false);
       throw;
     }
   }
+  if (attempt_.mutant != Mutant::root_after_commit) sync_root();
   RootRow row;
-  row.rank = parts.rank;
-  row.epoch = parts.epoch;
-  row.txid = txid_;
-  row.body_length = encoded.body_length;
-  row.digest = encoded.digest;
+  row.epoch = attempt_.epoch;
+  row.txid = attempt_.txid;
+  row.body_length = sealed.body_length;
+  row.digest = sealed.digest;
   return row;
 }
 
-void Transaction::wrote_something() {
-  if (catalog_.options_.mutant != Mutant::flush_once) flushed_ = false;
-}
-
-void Transaction::flush() {
-  check_usable();
-  if (flushed_) return;
-  const Mutant mutant = catalog_.options_.mutant;
-  end_segment();
+void Transaction::sync_root() {
   try {
-    if (mutant != Mutant::no_manifest_sync) {
-      // In pairs, the mirror second.
-      for (size_t i = 0; i < manifest_files_.size(); ++i) {
-        if (mutant != Mutant::one_manifest_sync || i % 2 == 0) manifest_files_[i]->sync();
-      }
-    }
-    if (mutant != Mutant::no_directory_sync) {
-      if (segments_ > 0) catalog_.storage_->sync_dir("seg");
-      if (!manifest_files_.empty()) catalog_.storage_->sync_dir("man");
-    }
+    for (const auto& file : root_files_) file->sync();
+    if (!root_files_.empty()) catalog_.storage_->sync_dir("man");
   } catch (const IoError& error) {
-    fail(error, true);
+    catalog_.fail(error, true);
     throw;
   }
-  manifest_files_.clear();
-  flushed_ = true;
+  root_files_.clear();
 }
 
-CommitPtr Transaction::commit(Commit draft, const std::vector<std::string>& tags) {
-  flush();
+CommitPtr Transaction::commit(Commit draft, std::span<const RootRow> rows, const std::vector<std::string>& tags) {
+  for (const std::string& tag : tags) catalog_.check_tag_name(tag);  // before anything is queued
+  shard_.flush();
+  check_rows(rows);
+  draft.ranks = static_cast<uint32_t>(rows.size());
+  draft.root = rows.size() == 1 ? rows[0] : write_root(rows);
+  CommitPtr commit = record(std::move(draft), tags);
+  sync_root();  // of a seeded mistake; otherwise it was before
+  return commit;
+}
+
+CommitPtr Transaction::record(Commit draft, const std::vector<std::string>& tags) {
   Catalog& catalog = catalog_;
-  for (const std::string& tag : tags) catalog.check_tag_name(tag);  // before anything is queued
+  catalog.check_usable();
   const CommitPtr head = catalog.state_.head();
-  draft.txid = txid_;
+  draft.txid = attempt_.txid;
   draft.previous = head ? head->id : Digest{};
   if (!draft.rollback) draft.parent = head ? head->txid : 0;
   const size_t queued = catalog.unsynced_.size();
   try {
-    catalog.append(RecordType::commit, txid_, encode_commit(draft));
-    for (const std::string& tag : tags) catalog.append_tag(tag, txid_);
+    catalog.append(RecordType::commit, attempt_.txid, encode_commit(draft));
+    for (const std::string& tag : tags) catalog.append_tag(tag, attempt_.txid);
   } catch (const UsageError&) {
     catalog.take_back(queued);  // the catalog has room for the commit, but not for its tags
     throw;

@@ -9,8 +9,6 @@
 namespace tierload {
 namespace {
 
-constexpr size_t samples_max = 8;
-
 // Of this thread's own: what others do on the machine at this moment says nothing about the state, and the choice
 // should be the same in every save.
 double seconds_of_work() {
@@ -22,7 +20,7 @@ double seconds_of_work() {
 }  // namespace
 
 Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
-                               double device_rate) {
+                               double device_rate, size_t most_samples) {
   // Pages that lie together in memory, from all over the state; packed ones are small and few.
   std::vector<size_t> pages;
   for (size_t page = 0; page < sources.size(); ++page) {
@@ -34,7 +32,7 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
   double hashing = 0;
   uint64_t raw = 0;
   uint64_t stored = 0;
-  const size_t samples = std::min(samples_max, pages.size());
+  const size_t samples = std::min(most_samples, pages.size());
   if (samples > 0) {  // the first one finds no memory to work in yet, and does not count
     if (gate != nullptr) gate->wait(pages[0]);
     const PageSource& page = sources[pages[0]];

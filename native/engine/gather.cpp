@@ -88,4 +88,21 @@ void gather(const StridedView& view, const std::byte* base, uint64_t from, Mutab
   }
 }
 
+Bytes raw_bytes(const PageSource& source, std::vector<std::byte>& gathered) {
+  if (source.parts.size() == 1 && !source.parts[0].view) return {source.parts[0].base, source.parts[0].length};
+  uint64_t total = 0;
+  for (const SourcePart& part : source.parts) total += part.length;
+  gathered.resize(total);
+  MutableBytes left = gathered;
+  for (const SourcePart& part : source.parts) {
+    if (part.view) {
+      gather(*part.view, part.base, part.from, left.first(part.length));
+    } else {
+      std::memcpy(left.data(), part.base, part.length);
+    }
+    left = left.subspan(part.length);
+  }
+  return gathered;
+}
+
 }  // namespace tierload

@@ -9,4 +9,7 @@ namespace tierload {
 // `from` and the size are multiples of the item size, and the range lies within the view.
 void gather(const StridedView& view, const std::byte* base, uint64_t from, MutableBytes into);
 
+// A page's raw bytes: where they are when they lie together, else in `gathered`, which is overwritten.
+Bytes raw_bytes(const PageSource& source, std::vector<std::byte>& gathered);
+
 }  // namespace tierload

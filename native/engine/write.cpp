@@ -36,6 +36,24 @@ size_t slot_count(std::span<const PageSource> sources, unsigned threads) {
 
 constexpr std::array<std::byte, sector> zeros{};
 
+constexpr uint32_t none = 0xFFFFFFFF;
+
+// A manifest whose pages are referred to.
+struct Parent {
+  explicit Parent(const Manifest& of) : manifest(of), table(of.pages().size()), segments(of.segments().size(), none) {
+    for (uint32_t i = 0; i < of.pages().size(); ++i) table.insert(of.pages()[i].raw_digest, i);
+  }
+  const PageRow* find(const PageRow& wanted) const {
+    const auto rows = manifest.pages();
+    const int64_t found =
+        table.find(wanted.raw_digest, wanted.raw_length, [&](uint32_t i) -> const PageRow& { return rows[i]; });
+    return found < 0 ? nullptr : &rows[static_cast<size_t>(found)];
+  }
+  const Manifest& manifest;
+  PageTable table;
+  std::vector<uint32_t> segments;  // its segment number -> ours
+};
+
 // A page on its way. The encoded bytes live in the slot until they are written.
 struct Slot {
   CodecScratch scratch;
@@ -43,36 +61,18 @@ struct Slot {
   Bytes raw;
   Encoded encoded;
   PageRow row;
-  bool known = false;  // the parent has it
+  Parent* known = nullptr;  // that has it
   bool ready = false;
-
-  void gather(const PageSource& source) {
-    uint64_t total = 0;
-    for (const SourcePart& part : source.parts) total += part.length;
-    gathered.resize(total);
-    MutableBytes left = gathered;
-    for (const SourcePart& part : source.parts) {
-      if (part.view) {
-        tierload::gather(*part.view, part.base, part.from, left.first(part.length));
-      } else {
-        std::memcpy(left.data(), part.base, part.length);
-      }
-      left = left.subspan(part.length);
-    }
-    raw = gathered;
-  }
 };
 
 class PageWriter {
  public:
-  PageWriter(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
+  PageWriter(ShardWriter& shard, std::span<const PageSource> sources, std::span<const Manifest* const> parents,
              const WriteOptions& options, Progress* progress)
-      : transaction_(transaction),
+      : shard_(shard),
         sources_(sources),
-        parent_(parent),
         options_(options),
         progress_(progress),
-        parent_table_(parent ? parent->pages().size() : 0),
         own_table_(sources.size()),
         slots_(slot_count(sources, options.threads)),
         run_bytes_(options.bucket ? std::min(options.bucket->burst(), write_call_bytes) : write_call_bytes),
@@ -82,9 +82,7 @@ class PageWriter {
     for (const PageSource& source : sources) {
       for (const SourcePart& part : source.parts) bytes_left_ += part.length;
     }
-    if (!parent_) return;
-    for (uint32_t i = 0; i < parent_->pages().size(); ++i) parent_table_.insert(parent_->pages()[i].raw_digest, i);
-    parent_segment_.assign(parent_->segments().size(), none);
+    for (const Manifest* parent : parents) parents_.emplace_back(*parent);
   }
 
   WriteResult run() {
@@ -106,8 +104,6 @@ class PageWriter {
   }
 
  private:
-  static constexpr uint32_t none = 0xFFFFFFFF;
-
   // Placed pages that are not written yet.
   struct Run {
     uint64_t length = 0;
@@ -120,28 +116,21 @@ class PageWriter {
   void prepare(size_t page, Slot& at) {
     const PageSource& source = sources_[page];
     if (options_.gate) options_.gate->wait(page);
-    if (source.parts.size() == 1 && !source.parts[0].view) {
-      at.raw = {source.parts[0].base, source.parts[0].length};
-    } else {
-      at.gather(source);
-    }
+    at.raw = raw_bytes(source, at.gathered);
     at.row = {};
     at.row.raw_digest = tree_digest(at.raw, page_leaf);
     at.row.raw_length = static_cast<uint32_t>(at.raw.size());
     at.row.item_size = source.item_size;
     at.row.flags = source.packed ? page_packed : 0;
-    int64_t found = -1;
-    if (parent_) {
-      const auto rows = parent_->pages();
-      found = parent_table_.find(at.row.raw_digest, at.row.raw_length,
-                                 [&](uint32_t i) -> const PageRow& { return rows[i]; });
-      if (found >= 0) {
-        at.row = rows[static_cast<size_t>(found)];
-        at.row.flags = source.packed ? page_packed : 0;
-      }
+    at.known = nullptr;
+    for (Parent& parent : parents_) {
+      const PageRow* found = parent.find(at.row);
+      if (!found) continue;
+      at.row = *found;
+      at.row.flags = source.packed ? page_packed : 0;
+      at.known = &parent;
+      return;
     }
-    at.known = found >= 0;
-    if (at.known) return;
     at.encoded = encode_page(at.raw, source.item_size, source.floating, compression(), at.scratch);
     at.row.codec = static_cast<uint8_t>(at.encoded.codec);
     at.row.stored_length = static_cast<uint32_t>(at.encoded.bytes.size());
@@ -154,8 +143,8 @@ class PageWriter {
     std::call_once(chosen_, [this] {
       if (options_.device_rate) {
         const size_t reach = options_.gate ? options_.gate->reach() : sources_.size();
-        result_.compression =
-            choose_compression(sources_.first(reach), options_.gate, options_.threads, *options_.device_rate);
+        result_.compression = choose_compression(sources_.first(reach), options_.gate, options_.threads,
+                                                 *options_.device_rate, options_.samples);
       }
     });
     return result_.compression;
@@ -167,11 +156,8 @@ class PageWriter {
     Slot& at = slot(page);
     result_.raw_bytes += at.row.raw_length;
     if (at.known) {
-      uint32_t& segment = parent_segment_[at.row.segment];
-      if (segment == none) {
-        segment = static_cast<uint32_t>(result_.segments.size());
-        result_.segments.push_back(parent_->segments()[at.row.segment]);
-      }
+      uint32_t& segment = at.known->segments[at.row.segment];
+      if (segment == none) segment = referred(at.known->manifest.segments()[at.row.segment]);
       at.row.segment = segment;
     } else {
       const int64_t twin = own_table_.find(at.row.raw_digest, at.row.raw_length,
@@ -189,12 +175,21 @@ class PageWriter {
     bytes_left_ -= at.row.raw_length;
   }
 
+  // Our number of a segment that is not new; parents may share it.
+  uint32_t referred(const SegmentRow& segment) {
+    for (uint32_t i = 0; i < result_.segments.size(); ++i) {
+      if (result_.segments[i].same_file(segment)) return i;
+    }
+    result_.segments.push_back(segment);
+    return static_cast<uint32_t>(result_.segments.size() - 1);
+  }
+
   void put(Slot& at) {
     const uint64_t length = round_up(at.row.stored_length, sector);
     if (segment_open_ && (offset_ + length > options_.segment_bytes || due(length))) end_segment();
     if (!segment_open_) {
       SegmentRow row;
-      transaction_.open_segment(row, std::min(options_.segment_bytes, bytes_left_));
+      shard_.open_segment(row, std::min(options_.segment_bytes, bytes_left_));
       segment_open_ = true;
       open_segment_ = static_cast<uint32_t>(result_.segments.size());
       result_.segments.push_back(row);
@@ -228,7 +223,7 @@ class PageWriter {
     const auto from = pace_.now();
     const auto throttled = throttled_;
     write_run();
-    transaction_.end_segment();
+    shard_.end_segment();
     segment_open_ = false;
     result_.segments[open_segment_].size = offset_;
     pace_.end(result_, offset_, from, throttled_ - throttled);
@@ -238,7 +233,7 @@ class PageWriter {
     if (options_.bucket) {
       write_capped(*options_.bucket);
     } else if (!pending_.parts.empty()) {
-      transaction_.append(pending_.parts);
+      shard_.append(pending_.parts);
     }
     pending_ = {};
   }
@@ -256,7 +251,7 @@ class PageWriter {
         pending_.length -= head.size();
         if (length < bucket.burst() && pending_.length > 0) continue;
         throttled_ += bucket.take(length, options_.cancelled);
-        transaction_.append(piece);
+        shard_.append(piece);
         piece.clear();
         length = 0;
       }
@@ -350,14 +345,12 @@ class PageWriter {
     return std::max<std::chrono::nanoseconds>(time, std::chrono::milliseconds(1));
   }
 
-  Transaction& transaction_;
+  ShardWriter& shard_;
   const std::span<const PageSource> sources_;
-  const Manifest* const parent_;
   const WriteOptions options_;
   Progress* const progress_;
-  PageTable parent_table_;
+  std::vector<Parent> parents_;
   PageTable own_table_;
-  std::vector<uint32_t> parent_segment_;  // the parent's segment number -> ours
   std::vector<Slot> slots_;
   WriteResult result_;
   bool segment_open_ = false;
@@ -379,11 +372,11 @@ class PageWriter {
 
 }  // namespace
 
-WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
-                        const WriteOptions& options, Progress* progress) {
+WriteResult write_pages(ShardWriter& shard, std::span<const PageSource> sources,
+                        std::span<const Manifest* const> parents, const WriteOptions& options, Progress* progress) {
   std::optional<LowIoPriority> low;
   if (options.background) low.emplace();
-  return PageWriter(transaction, sources, parent, options, progress).run();
+  return PageWriter(shard, sources, parents, options, progress).run();
 }
 
 }  // namespace tierload

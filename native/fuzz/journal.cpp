@@ -63,8 +63,9 @@ std::vector<std::byte> fitted(RecordType type, const std::vector<std::byte>& inp
       commit.parent = state.head() ? state.head()->txid : 0;
       commit.rollback = (choice & 4U) != 0 && state.head() != nullptr;
       commit.source = commit.rollback ? state.commits().begin()->first : 0;
-      commit.root.resize(1);
-      commit.root[0].txid = commit.txid;
+      commit.ranks = static_cast<uint32_t>(1 + choice / 8 % 3);
+      commit.root.txid = commit.txid;
+      commit.root.body_length = root_body_length(commit.ranks);
       commit.meta = text;
       const std::string key = text.substr(0, 1);
       const auto found = state.values().find(key);
@@ -145,8 +146,8 @@ void go_on(const std::shared_ptr<SimulatedStorage>& storage) {
   auto transaction = catalog->begin();
   Commit draft;
   draft.meta = "{}";
-  draft.root = {transaction->write_manifest({})};
-  const CommitPtr done = transaction->commit(std::move(draft));
+  const RootRow row = transaction->shard().write_manifest({});
+  const CommitPtr done = transaction->commit(std::move(draft), std::span(&row, 1));
   require(done != nullptr, "an acknowledged commit is not the head");
   transaction = nullptr;
   require(catalog->state().head() == done, "an acknowledged commit is not the head");

@@ -1,7 +1,7 @@
 // libFuzzer target: Manifest::open() on a shard whose digests are right, then everything that a load does with it.
 // The input is a mode byte and a body. With bit 0 of the mode the fields that name the shard are made right (magic,
-// version, epoch, txid, body length), so that rows are reached; with bit 1 the mirror has the last byte changed; with
-// bit 2 the first copy is missing.
+// version, rank, world size, epoch, txid, body length), so that rows are reached; with bit 1 the mirror has the last
+// byte changed; with bit 2 the first copy is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -36,6 +36,7 @@ void name_shard(std::vector<std::byte>& body) {
   std::memcpy(body.data(), "TLMAN001", 8);
   set<uint32_t>(body, 8, 1);
   set<uint32_t>(body, 12, 0);
+  set<uint32_t>(body, 16, 1);
   set<uint64_t>(body, 32, 0);
   set<uint64_t>(body, 40, epoch);
   set<uint64_t>(body, 48, txid);
@@ -122,7 +123,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   put(storage, SegmentRow{epoch, txid, 0, 0, 0}.path(), input);
   for (const bool mirror : {false, true}) check_manifest_copy(storage, row, mirror);
   try {
-    const auto manifest = Manifest::open(storage, row, nullptr);
+    const auto manifest = Manifest::open(storage, row, 1, nullptr);
     walk(*manifest);
     read(storage, *manifest);
   } catch (const Error& error) {

@@ -20,7 +20,7 @@ std::vector<std::byte> encode_header(const JournalHeader& header) {
   out.put(format_version);
   out.put(uint32_t{0});
   out.put(uint64_t{0});
-  out.put(uint64_t{0});
+  out.put(header.features);
   out.put(header.store_id);
   out.put(header.name.epoch);
   out.put(header.name.seq);
@@ -48,12 +48,14 @@ std::optional<JournalHeader> decode_header(Bytes bytes, JournalName name) {
   in.take(4);
   in.get<uint64_t>();  // compatible bits: none is known, and none needs to be
   const auto incompatible = in.get<uint64_t>();
-  if (version != format_version || incompatible != 0) {
+  if (version != format_version || (incompatible & ~features_known) != 0) {
     throw UnsupportedError(name.path('c') + " has format version " + std::to_string(version) +
                            " and incompatible features " + std::to_string(incompatible) +
-                           "; this release reads version 1 without any: use a newer tierload");
+                           "; this release reads version 1 with features " + std::to_string(features_known) +
+                           ": use a newer tierload");
   }
   JournalHeader header;
+  header.features = incompatible;
   header.store_id = in.get<StoreId>();
   header.name = {in.get<uint64_t>(), in.get<uint64_t>()};
   header.salt = in.get<uint64_t>();

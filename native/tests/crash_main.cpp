@@ -38,6 +38,10 @@ constexpr std::pair<Mutant, const char*> mutants[] = {
     {Mutant::no_fence, "a writer does not look whether it was taken over"},
     {Mutant::damage_is_tail, "damaged records pass for a torn tail"},
     {Mutant::in_flight_is_garbage, "a collection removes files of the save in flight"},
+    {Mutant::no_shard_sync, "a rank hands its row in before its shard is durable"},
+    {Mutant::root_after_commit, "COMMIT is written before the root file is durable"},
+    {Mutant::stale_row, "a row of an earlier attempt is accepted"},
+    {Mutant::missing_row, "a commit does not wait for every rank's row"},
     {Mutant::flush_once, "what follows a save's first flush is not synced"},
 };
 
@@ -87,6 +91,11 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
       "  collections %llu (%llu freed something), journal rolls %llu, parents dropped %llu\n",
       n(c.saves_in_flight), n(c.aborts_in_flight), n(c.fenced_in_flight), n(c.records_beside), n(c.tags_beside),
       n(c.collections_beside), n(c.freed_beside), n(c.rolls_beside), n(c.parents_dropped));
+  std::printf(
+      "  by ranks: saves %llu (%llu shards unchanged), aborts %llu, ranks that died %llu, rows refused %llu,\n"
+      "  fenced off %llu\n",
+      n(c.saves_by_ranks), n(c.ranks_unchanged), n(c.aborts_by_ranks), n(c.ranks_died), n(c.rows_refused),
+      n(c.ranks_fenced));
   std::printf("  lost %llu, future %llu, false corruption %llu\n", n(total.lost), n(total.future),
               n(total.false_corruption));
   if (total.bad() > 0) {
@@ -121,7 +130,13 @@ int run(double seconds, uint64_t workloads, uint64_t seed) {
                                c.freed_beside,
                                c.rolls_beside,
                                c.parents_dropped,
-                               c.fenced_in_flight}) {
+                               c.fenced_in_flight,
+                               c.saves_by_ranks,
+                               c.ranks_unchanged,
+                               c.aborts_by_ranks,
+                               c.ranks_died,
+                               c.rows_refused,
+                               c.ranks_fenced}) {
     if (taken == 0) {
       std::printf("  a path was never taken: the counts above that are zero say which\n");
       return 1;

@@ -10,7 +10,8 @@ InFlight::InFlight(Catalog& catalog, uint64_t parent) {
   transaction_ = catalog.begin();
 }
 
-void InFlight::write_pages(const std::vector<uint64_t>& contents, unsigned threads) {
+WriteResult write_contents(ShardWriter& shard, const std::vector<uint64_t>& contents,
+                           std::span<const Manifest* const> parents, unsigned threads) {
   std::vector<std::vector<std::byte>> pages;
   for (const uint64_t content : contents) pages.push_back(page_bytes(content));
   std::vector<SourcePart> raw;
@@ -21,38 +22,45 @@ void InFlight::write_pages(const std::vector<uint64_t>& contents, unsigned threa
   options.threads = threads;
   options.compression = Compression::off;
   options.segment_bytes = 16 * 1024;
-  written_ = tierload::write_pages(*transaction_, sources, parent_.get(), options, nullptr);
+  return write_pages(shard, sources, parents, options, nullptr);
 }
 
-void InFlight::write_manifest() {
+void write_manifest_of(ShardWriter& shard, const WriteResult& written) {
   ManifestParts parts;
   parts.page_bytes = 16 * 1024;
-  parts.segments = written_.segments;
-  parts.pages = written_.pages;
-  const auto bytes = static_cast<int64_t>(written_.raw_bytes);
+  parts.segments = written.segments;
+  parts.pages = written.pages;
+  const auto bytes = static_cast<int64_t>(written.raw_bytes);
   const std::vector<int64_t> dims{bytes, 0, bytes};
   ChunkRow chunk{};
   chunk.key_hash = xxh3(as_bytes("w"));
   chunk.key_length = 1;
   chunk.dtype = 2;
   chunk.ndim = 1;
-  chunk.bytes = written_.raw_bytes;
-  chunk.pages = static_cast<uint32_t>(written_.pages.size());
+  chunk.bytes = written.raw_bytes;
+  chunk.pages = static_cast<uint32_t>(written.pages.size());
   parts.chunks = std::span(&chunk, 1);
   parts.dims = dims;
   parts.keys = as_bytes("w");
   parts.state = as_bytes("{}");
-  root_ = transaction_->write_manifest(parts);
+  shard.write_manifest(parts);
 }
+
+void InFlight::write_pages(const std::vector<uint64_t>& contents, unsigned threads) {
+  std::vector<const Manifest*> parents;
+  if (parent_) parents.push_back(parent_.get());
+  written_ = write_contents(transaction_->shard(), contents, parents, threads);
+}
+
+void InFlight::write_manifest() { write_manifest_of(transaction_->shard(), written_); }
 
 CommitPtr InFlight::commit(uint64_t number, const std::vector<std::string>& tags) {
   Commit draft;
   draft.step = static_cast<int64_t>(number);
   draft.raw_bytes = written_.raw_bytes;
   draft.written_bytes = written_.written_bytes;
-  draft.root = {root_};
   draft.meta = meta_of(number);
-  return transaction_->commit(std::move(draft), tags);
+  return transaction_->commit(std::move(draft), std::span(&transaction_->shard().row(), 1), tags);
 }
 
 }  // namespace tierload

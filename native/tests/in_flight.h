@@ -5,9 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "tierload/catalog.h"
 #include "tierload/engine.h"
 
 namespace tierload {
+
+// Pages by number, in segments of 16 KiB.
+WriteResult write_contents(ShardWriter& shard, const std::vector<uint64_t>& contents,
+                           std::span<const Manifest* const> parents, unsigned threads);
+// A manifest that has them all in one chunk.
+void write_manifest_of(ShardWriter& shard, const WriteResult& written);
 
 class InFlight {
  public:
@@ -15,7 +22,7 @@ class InFlight {
   InFlight(Catalog& catalog, uint64_t parent);
   void write_pages(const std::vector<uint64_t>& contents, unsigned threads = 0);
   void write_manifest();
-  void flush() { transaction_->flush(); }
+  void flush() { transaction_->shard().flush(); }
   CommitPtr commit(uint64_t number, const std::vector<std::string>& tags = {});
   const WriteResult& written() const { return written_; }
 
@@ -23,7 +30,6 @@ class InFlight {
   std::unique_ptr<Manifest> parent_;  // open as long as the transaction lives
   std::unique_ptr<Transaction> transaction_;
   WriteResult written_;
-  RootRow root_;
 };
 
 }  // namespace tierload

@@ -293,8 +293,8 @@ TEST_CASE("a store that is closed beside a save in flight tells the thread that 
     const Bytes part(block);
     try {
       for (SegmentRow row;; ++written) {
-        if (written % 16 == 0) transaction->open_segment(row, 1 << 16);
-        transaction->append(std::span(&part, 1));
+        if (written % 16 == 0) transaction->shard().open_segment(row, 1 << 16);
+        transaction->shard().append(std::span(&part, 1));
       }
     } catch (const PoisonedError& error) {
       told = error.what();
@@ -304,8 +304,8 @@ TEST_CASE("a store that is closed beside a save in flight tells the thread that 
   folder.catalog->close();
   writer.join();
   CHECK(told.find("it was closed") != std::string::npos);
-  CHECK_THROWS_AS(transaction->flush(), PoisonedError);
-  CHECK_THROWS_AS(transaction->commit({}), PoisonedError);
+  CHECK_THROWS_AS(transaction->shard().flush(), PoisonedError);
+  CHECK_THROWS_AS(transaction->commit({}, {}), PoisonedError);
   transaction = nullptr;
   folder.open();
   CHECK(folder.files("seg") == 1);

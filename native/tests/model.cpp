@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "tests/ranks_in_flight.h"
 #include "tierload/bytes.h"
 #include "tierload/engine.h"
 
@@ -28,6 +29,22 @@ const Digest& page_digest(uint64_t content) {
   return at->second;
 }
 
+std::vector<uint64_t> read_contents(Storage& storage, const Manifest& manifest) {
+  std::vector<uint64_t> contents(manifest.pages().size());
+  std::vector<PagePart> parts;
+  for (uint32_t i = 0; i < contents.size(); ++i) {
+    parts.push_back({i, 0, std::as_writable_bytes(std::span(&contents[i], 1))});
+  }
+  std::vector<uint8_t> touched(parts.size());
+  read_pages(storage, manifest, parts, 0, touched, nullptr);
+  for (size_t i = 0; i < contents.size(); ++i) {
+    if (manifest.pages()[i].raw_digest != page_digest(contents[i])) {
+      throw CorruptError("a verified page has wrong bytes");
+    }
+  }
+  return contents;
+}
+
 }  // namespace
 
 std::string Model::text() const {
@@ -46,19 +63,11 @@ Model read_model(Catalog& catalog) {
   Model model;
   const CatalogState& state = catalog.state();
   for (const auto& [txid, commit] : state.commits()) {
-    const auto manifest = Manifest::open(catalog.storage(), commit->root.at(0), nullptr);
-    std::vector<uint64_t> contents(manifest->pages().size());
-    std::vector<PagePart> parts;
-    for (uint32_t i = 0; i < contents.size(); ++i) {
-      parts.push_back({i, 0, std::as_writable_bytes(std::span(&contents[i], 1))});
+    RankContents contents;
+    for (uint32_t rank = 0; rank < commit->ranks; ++rank) {
+      contents.push_back(read_contents(catalog.storage(), *catalog.open_manifest(txid, rank)));
     }
-    std::vector<uint8_t> touched(parts.size());
-    read_pages(catalog.storage(), *manifest, parts, 0, touched, nullptr);
-    for (size_t i = 0; i < contents.size(); ++i) {
-      if (manifest->pages()[i].raw_digest != page_digest(contents[i]))
-        throw CorruptError("a verified page has wrong bytes");
-    }
-    model.commits[number_of(*commit)] = contents;
+    model.commits[number_of(*commit)] = joined(contents);
     if (txid == state.head()->txid) model.head = number_of(*commit);
   }
   for (const auto& [name, txid] : state.tags()) model.tags[name] = number_of(*state.find(txid));

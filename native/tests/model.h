@@ -11,7 +11,7 @@ namespace tierload {
 
 // What a user knows of a store. Commits are named by a number that the workload gives them (in their meta).
 struct Model {
-  std::map<uint64_t, std::vector<uint64_t>> commits;  // number -> contents of its pages, by content number
+  std::map<uint64_t, std::vector<uint64_t>> commits;  // number -> contents of its pages; see joined()
   uint64_t head = 0;
   std::map<std::string, uint64_t> tags;
   std::map<std::string, std::string> values;

@@ -123,7 +123,7 @@ struct Fixture {
 
   WriteResult write() {
     const auto transaction = catalog->begin();
-    WriteResult result = write_pages(*transaction, sources, nullptr, options, nullptr);
+    WriteResult result = write_pages(transaction->shard(), sources, {}, options, nullptr);
     uint64_t all = 0;
     REQUIRE(result.times.size() == result.segments.size());
     for (size_t i = 0; i < result.segments.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <iterator>
 #include <optional>
 
@@ -30,6 +31,12 @@ void Coverage::add(const Coverage& other) {
   rolls_beside += other.rolls_beside;
   parents_dropped += other.parents_dropped;
   fenced_in_flight += other.fenced_in_flight;
+  saves_by_ranks += other.saves_by_ranks;
+  ranks_unchanged += other.ranks_unchanged;
+  aborts_by_ranks += other.aborts_by_ranks;
+  ranks_died += other.ranks_died;
+  rows_refused += other.rows_refused;
+  ranks_fenced += other.ranks_fenced;
 }
 
 CatalogOptions workload_options(uint64_t seed, Mutant mutant) {
@@ -73,7 +80,7 @@ void Workload::run(unsigned operations) {
 }
 
 void Workload::step() {
-  switch (pick(21)) {
+  switch (pick(26)) {
     case 0:
     case 1:
       return record(false);
@@ -99,6 +106,12 @@ void Workload::step() {
     case 14:
     case 15:
       return save_in_flight();
+    case 16:
+    case 17:
+    case 18:
+    case 19:
+    case 20:
+      return save_by_ranks();
     default:
       return save(false);
   }
@@ -106,6 +119,7 @@ void Workload::step() {
 
 std::vector<uint64_t> Workload::contents_like(uint64_t number) {
   std::vector<uint64_t> contents = number == 0 ? std::vector<uint64_t>{} : models_.back().commits.at(number);
+  std::erase(contents, 0);  // whichever rank has them
   contents.resize(1 + pick(3));
   for (uint64_t& content : contents) {
     if (content == 0 || pick(2) == 0) content = next_content_++;
@@ -143,12 +157,7 @@ void Workload::save(bool abort) {
 // A save that takes so long that other operations come in between, each acknowledged by itself. Nothing of it may show
 // before its commit begins. Its parent is any commit, often the oldest: a collection may drop it meanwhile.
 void Workload::save_in_flight() {
-  const auto& commits = catalog_->state().commits();
-  CommitPtr parent;
-  if (!commits.empty()) {
-    const uint64_t place = pick(2) == 0 ? 0 : pick(commits.size());
-    parent = std::next(commits.begin(), static_cast<ptrdiff_t>(place))->second;
-  }
+  const CommitPtr parent = any_commit();
   const std::vector<uint64_t> contents = contents_like(parent ? number_of(*parent) : 0);
   const uint64_t number = next_number_++;
   const uint64_t aborted_after = pick(12);  // steps; there are 4
@@ -187,6 +196,109 @@ void Workload::save_in_flight() {
     count(saving->written());
     ++coverage_.saves_in_flight;
   });
+}
+
+CommitPtr Workload::any_commit() {
+  const auto& commits = catalog_->state().commits();
+  if (commits.empty()) return nullptr;
+  const uint64_t place = pick(2) == 0 ? 0 : pick(commits.size());
+  return std::next(commits.begin(), static_cast<ptrdiff_t>(place))->second;
+}
+
+// Two or three ranks make one commit, or none: all of them or nobody. What is handed to rank 0 may be one answer short,
+// or one of an earlier attempt.
+void Workload::save_by_ranks() {
+  const CommitPtr parent = any_commit();
+  // Shards of as many ranks can stay as they are.
+  const bool as_many = parent && parent->ranks > 1 && pick(4) > 0;
+  const uint32_t ranks = as_many ? parent->ranks : static_cast<uint32_t>(2 + pick(2));
+  const RankContents before =
+      parent && parent->ranks == ranks ? split(models_.back().commits.at(number_of(*parent))) : RankContents{};
+  RankContents contents;
+  std::vector<bool> unchanged;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    unchanged.push_back(!before.empty() && pick(2) == 0);
+    contents.push_back(unchanged[rank] ? before[rank] : contents_like(parent ? number_of(*parent) : 0));
+  }
+  const uint64_t number = next_number_++;
+  const uint64_t fate = pick(10);
+  std::unique_ptr<RankWriter> late;  // of an attempt before this one
+  if (fate == 0) {
+    std::optional<RanksInFlight> earlier(std::in_place, *catalog_, storage_, 0, ranks);
+    earlier->write_pages(1, contents_like(0));
+    earlier->write_manifest(1);
+    late = earlier->part_with(1);
+    give_up(earlier);
+  }
+  std::optional<RanksInFlight> saving(std::in_place, *catalog_, storage_, parent ? parent->txid : 0, ranks);
+  if (fate == 1 || fate == 2) {  // a rank dies at some call, in the middle of a write when it is one
+    saving->storage_of(1 + static_cast<uint32_t>(pick(ranks - 1)))
+        .arm({1 + pick(16), Fault::Kind::partial, EIO, UINT64_MAX / 2, ""});
+  }
+  if (!write_by_ranks(*saving, contents, unchanged)) return give_up(saving);
+  beside();
+  std::vector<RootRow> rows = saving->rows();
+  if (fate == 0) {
+    late->prepare();
+    rows[1] = late->row();
+    return refuse(saving, rows);
+  }
+  if (fate == 3) {
+    rows.pop_back();
+    return refuse(saving, rows);
+  }
+  if (fate == 4) return give_up(saving);
+  Model after = models_.back();
+  after.commits[number] = joined(contents);
+  after.head = number;
+  operation(after, true, [&] {
+    saving->commit(number, rows);
+    ++coverage_.saves_by_ranks;
+    coverage_.ranks_unchanged += static_cast<uint64_t>(std::count(unchanged.begin(), unchanged.end(), true));
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      coverage_.dedups += saving->written(rank).pages.size() - saving->written(rank).written_pages;
+    }
+  });
+}
+
+bool Workload::write_by_ranks(RanksInFlight& saving, const RankContents& contents, const std::vector<bool>& unchanged) {
+  std::vector<std::pair<uint32_t, int>> next;  // rank and step
+  for (uint32_t rank = 0; rank < contents.size(); ++rank) next.emplace_back(rank, 0);
+  while (!next.empty()) {
+    if (pick(3) == 0) beside();
+    const auto turn = next.begin() + static_cast<ptrdiff_t>(pick(next.size()));
+    const auto [rank, step] = *turn;
+    try {
+      if (step == 0 && !unchanged[rank]) saving.write_pages(rank, contents[rank]);
+      if (step == 1 && !unchanged[rank]) saving.write_manifest(rank);
+      if (step == 1 && unchanged[rank]) saving.refer(rank);
+      if (step == 2) saving.flush(rank);
+    } catch (const Error&) {
+      if (rank == 0 || !saving.storage_of(rank).hit()) throw;
+      ++coverage_.ranks_died;
+      stopped_.push_back(saving.part_with(rank));
+      return false;
+    }
+    if (++turn->second == 3) next.erase(turn);
+  }
+  return true;
+}
+
+void Workload::give_up(std::optional<RanksInFlight>& saving) {
+  operation(models_.back(), !unsynced_, [&] {
+    saving.reset();
+    ++coverage_.aborts_by_ranks;
+  });
+}
+
+void Workload::refuse(std::optional<RanksInFlight>& saving, const std::vector<RootRow>& rows) {
+  try {
+    saving->commit(next_number_++, rows);
+  } catch (const UsageError&) {
+    ++coverage_.rows_refused;
+    return give_up(saving);
+  }
+  throw CorruptError("a commit was made with a row that is missing, or of another attempt");
 }
 
 void Workload::beside() {
@@ -305,11 +417,21 @@ void Workload::take_over() {
   if (unsynced_) record(true);
   const auto frozen = std::move(catalog_);
   const CommitPtr head = frozen->state().head();
-  const uint64_t next = pick(head ? 4 : 3);
+  const uint64_t next = pick(head ? 5 : 4);
   std::optional<InFlight> saving;
   if (next == 2) {
     saving.emplace(*frozen, head ? head->txid : 0);
     saving->write_pages(contents_like(head ? number_of(*head) : 0));
+  }
+  std::optional<RanksInFlight> by_ranks;
+  const bool prepared = pick(2) == 0;  // all have handed their rows in, or rank 1 has not
+  if (next == 3) {
+    by_ranks.emplace(*frozen, storage_, 0, 2);
+    for (const uint32_t rank : {0u, 1u}) {
+      by_ranks->write_pages(rank, contents_like(0));
+      if (prepared) by_ranks->write_manifest(rank);
+      if (prepared) by_ranks->flush(rank);
+    }
   }
   operation(models_.back(), true, [&] { catalog_ = open(true); });
   ++coverage_.takeovers;
@@ -325,6 +447,15 @@ void Workload::take_over() {
         ++coverage_.fenced_in_flight;
         saving->write_manifest();
         saving->commit(next_number_++);
+        break;
+      case 3:
+        ++coverage_.ranks_fenced;
+        if (prepared) {
+          by_ranks->commit(next_number_++, by_ranks->rows());
+        } else {
+          by_ranks->write_manifest(1);
+          by_ranks->flush(1);
+        }
         break;
       default:
         frozen->rollback(frozen->state_at(head->lsn), meta_of(next_number_++));

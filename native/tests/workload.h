@@ -4,11 +4,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "tests/model.h"
+#include "tests/ranks_in_flight.h"
 #include "tierload/engine.h"
 
 namespace tierload {
@@ -19,6 +21,9 @@ struct Coverage {
   // With a save in flight; records, tags, collections and rolls are among those above as well.
   uint64_t saves_in_flight = 0, aborts_in_flight = 0, records_beside = 0, tags_beside = 0, collections_beside = 0,
            freed_beside = 0, rolls_beside = 0, parents_dropped = 0, fenced_in_flight = 0;
+  // By several ranks.
+  uint64_t saves_by_ranks = 0, ranks_unchanged = 0, aborts_by_ranks = 0, ranks_died = 0, rows_refused = 0,
+           ranks_fenced = 0;
   void add(const Coverage& other);
 };
 
@@ -40,6 +45,12 @@ class Workload {
   void step();
   void save(bool abort);
   void save_in_flight();
+  void save_by_ranks();
+  // Every rank's steps, in any order between them. Returns false when a rank died meanwhile.
+  bool write_by_ranks(RanksInFlight& saving, const RankContents& contents, const std::vector<bool>& unchanged);
+  // A commit that must be refused, of a save that is given up then.
+  void refuse(std::optional<RanksInFlight>& saving, const std::vector<RootRow>& rows);
+  void give_up(std::optional<RanksInFlight>& saving);
   // An operation beside the save in flight, or none.
   void beside();
   void record(bool sync);
@@ -56,11 +67,14 @@ class Workload {
   std::vector<uint64_t> contents_like(uint64_t number);
   void count(const WriteResult& written);
   uint64_t txid_of(uint64_t number) const;
+  // Any commit, often the oldest: a collection may drop it while it is a parent. Null when there is none.
+  CommitPtr any_commit();
 
   std::shared_ptr<Storage> storage_;
   std::mt19937_64 random_;
   const Mutant mutant_;
   std::unique_ptr<Catalog> catalog_;
+  std::vector<std::unique_ptr<RankWriter>> stopped_;  // ranks that were killed: what they wrote stays
   std::vector<Model> models_;
   Coverage coverage_;
   uint64_t next_number_ = 1;

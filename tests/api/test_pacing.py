@@ -111,7 +111,7 @@ class Writing(threading.Thread):
             self.save.write(
                 pages=page_set(self.plan),
                 staging=None,
-                parent=None,
+                parents=[],
                 compression="off",
                 device_rate=1e9,
                 threads=2,

@@ -33,7 +33,7 @@ def saved(store: Path) -> Path:
     return store
 
 
-@pytest.mark.parametrize(("offset", "form", "value"), [(8, "<I", 2), (8, "<I", 99), (24, "<Q", 1), (24, "<Q", 1 << 63)])
+@pytest.mark.parametrize(("offset", "form", "value"), [(8, "<I", 2), (8, "<I", 99), (24, "<Q", 2), (24, "<Q", 1 << 63)])
 def test_b67_a_newer_store_says_which_release_it_needs(saved: Path, offset: int, form: str, value: int) -> None:
     change_super(saved, 80, "<16s", b"7.5.3")
     change_super(saved, offset, form, value)

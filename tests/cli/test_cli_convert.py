@@ -47,6 +47,7 @@ def test_export_json(store: Path, tmp_path: Path) -> None:
         "changed": [],
         "left_out": [],
         "skipped": [],
+        "own": [],
     }
 
 

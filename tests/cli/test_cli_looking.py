@@ -88,7 +88,7 @@ def test_show_json(store: Path) -> None:
     assert document["commit"]["id"] == ids(store)[200]
     assert 0 < document["commit"]["stored_bytes"] < document["commit"]["raw_bytes"]
     assert document["recorded"] == {"/lr": 0.01}
-    assert document["keys"][0] == {"key": "frozen", "dtype": "int64", "shape": [4000], "bytes": 32000}
+    assert document["keys"][0] == {"key": "frozen", "dtype": "int64", "shape": [4000], "bytes": 32000, "rank": None}
     assert [key["key"] for key in document["keys"]] == ["frozen", "small", "w"]
 
 

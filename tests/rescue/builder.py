@@ -95,7 +95,8 @@ def planes(raw: bytes, item: int, kinds: list[int], rotate: bool = False) -> byt
 
 @dataclass
 class Chunk:
-    """A chunk to be stored; `kinds` makes its pages planes; `pack` names the page that it shares."""
+    """A chunk to be stored; `kinds` makes its pages planes; `pack` names the page that it shares. `part` says which
+    tensor it is a part of: key, shape, and the offsets in it."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -103,6 +104,7 @@ class Chunk:
     kinds: list[int] | None = None
     rotate: bool = False
     pack: str = ""
+    part: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None
 
 
 def array(values: np.ndarray[Any, Any], **more: Any) -> Chunk:
@@ -115,7 +117,12 @@ class Segment:
 
     epoch: int
     txid: int
+    rank: int = 0
     data: bytearray = field(default_factory=bytearray)
+
+    @property
+    def path(self) -> str:
+        return f"seg/{self.epoch:08x}-{self.txid:012x}.r{self.rank:04x}.0000"
 
     def add(self, stored: bytes) -> int:
         at = len(self.data)
@@ -139,6 +146,7 @@ class Builder:
         self.pages: dict[bytes, tuple[Any, ...]] = {}  # raw digest: a page that exists
         self.place: dict[tuple[str, int], tuple[str, int]] = {}  # (key, page of it): file, offset
         self.tamper: Callable[[bytearray], None] | None = None  # what a hostile writer does to a manifest
+        self.rank, self.ranks = 0, 1  # whose shard is written
         self.previous = (0, 0, 0, 0)
         self.super(1, (0, 0))
         self.journal(0)
@@ -255,6 +263,32 @@ class Builder:
         row = self.manifest(chunks, root, document)
         return self._commit(row, step, meta, changes, parent, 0, sum(len(c.data) for c in chunks.values()), last)
 
+    def commit_ranks(
+        self, *shards: tuple[dict[str, Chunk], Any], rows: Callable[[list[bytes]], None] | None = None
+    ) -> int:
+        """Write a commit of several ranks, given the chunks and the document of each; `rows` changes the root's."""
+        self.txid += 1
+        self.ranks = len(shards)
+        found = []
+        for self.rank, (chunks, document) in enumerate(shards):
+            found.append(self.manifest(chunks, None, json.dumps({"version": 1} | document)))
+        if rows is not None:
+            rows(found)
+        length = 64 + 64 * self.ranks
+        body = struct.pack("<8sIIQQQQQQ", b"TLROOT01", 1, self.ranks, self.epoch, self.txid, length, 0, 0, 0)
+        body += b"".join(found)
+        self.sealed(f"man/{self.epoch:08x}-{self.txid:012x}.root", body)
+        row = struct.pack("<IIQQQ16sQQ", 0, 0, self.epoch, self.txid, len(body), tree(body, 64 << 10), 0, 0)
+        size = sum(len(chunk.data) for chunks, _ in shards for chunk in chunks.values())
+        txid = self._commit(row, None, None, None, None, 0, size, True)
+        self.rank, self.ranks = 0, 1
+        return txid
+
+    def sealed(self, name: str, body: bytes) -> None:
+        """Write a sealed file and its mirror."""
+        for path in (name, name + ".m"):
+            (self.root / path).write_bytes(body + leaves(body, 64 << 10))
+
     def rollback(self, source: int) -> int:
         """A commit whose root is that of an older one."""
         self.txid += 1
@@ -275,7 +309,7 @@ class Builder:
         text = json.dumps(meta or {"metrics": {"d": {}}, "note": ""}).encode()
         flags = (step is not None) | 2 * bool(source)
         payload = struct.pack(
-            "<QQQqII", self.txid, self.head if parent is None else parent, source, step or 0, flags, 1
+            "<QQQqII", self.txid, self.head if parent is None else parent, source, step or 0, flags, self.ranks
         )
         payload += before + struct.pack("<QQII", size, size, len(text), len(changes or {})) + row + padded(text)
         for key, value in (changes or {}).items():
@@ -299,8 +333,9 @@ class Builder:
 
     def manifest(self, chunks: dict[str, Chunk], root: Any, document: str | None = None) -> bytes:
         """Write the segment and the manifest with its mirror; returns the root row."""
-        segment = Segment(self.epoch, self.txid)
-        keys = sorted(chunks, key=encode)
+        segment = Segment(self.epoch, self.txid, self.rank)
+        parts = {key: chunk.part or (key, (), ()) for key, chunk in chunks.items()}
+        keys = sorted(chunks, key=lambda key: (encode(parts[key][0]), parts[key][2]))
         pages: list[tuple[Any, ...]] = []
         rows: list[tuple[Any, ...]] = []
         dims: list[int] = []
@@ -324,14 +359,15 @@ class Builder:
                 number = len(cut)
             for at in range(number):
                 where = pages[first + at]
-                self.place[key, at] = f"seg/{where[1].epoch:08x}-{where[1].txid:012x}.r0000.0000", where[2]
+                self.place[key, at] = where[1].path, where[2]
             rows.append((key, chunk, len(dims), first, number, offset))
-            dims += [*chunk.sizes, *(0 for _ in chunk.sizes), *chunk.sizes]
+            _, shape, offsets = chunk.part or ("", chunk.sizes, (0,) * len(chunk.sizes))
+            dims += [*shape, *offsets, *chunk.sizes]
         segments = list({id(page[1]): page[1] for page in pages}.values())
         for each in segments:
             if each is segment:
-                (self.root / f"seg/{self.epoch:08x}-{self.txid:012x}.r0000.0000").write_bytes(each.data)
-        sections = [b"".join(struct.pack("<QQIIQ", s.epoch, s.txid, 0, 0, len(s.data)) for s in segments)]
+                (self.root / each.path).write_bytes(each.data)
+        sections = [b"".join(struct.pack("<QQIIQ", s.epoch, s.txid, s.rank, 0, len(s.data)) for s in segments)]
         table = b""
         packed = set(packs.values())
         for number, (raw, owner, at, stored, stored_length, raw_length, codec, item) in enumerate(pages):
@@ -343,7 +379,8 @@ class Builder:
             )
         sections.append(table)
         text, table, hashes = b"", b"", []
-        for key, chunk, dim, first, number, offset in rows:
+        for name, chunk, dim, first, number, offset in rows:
+            key = chunk.part[0] if chunk.part else name
             hashes.append(xxhash.xxh3_64_intdigest(encode(key)))
             table += struct.pack(
                 "<QQIHBB",
@@ -365,15 +402,14 @@ class Builder:
             body += bytes(-len(body) % 64)
             places += struct.pack("<QQ", len(body), len(section))
             body += section
-        head = struct.pack("<8sIIIIQQ", b"TLMAN001", 1, 0, 1, self.page_size, 0, 0)
+        head = struct.pack("<8sIIIIQQ", b"TLMAN001", 1, self.rank, self.ranks, self.page_size, 0, 0)
         head += struct.pack("<QQQ", self.epoch, self.txid, len(body)) + places
         body[: len(head)] = head
         if self.tamper is not None:
             self.tamper(body)
-        name = f"man/{self.epoch:08x}-{self.txid:012x}.r0000"
-        for path in (name, name + ".m"):
-            (self.root / path).write_bytes(bytes(body) + leaves(bytes(body), 64 << 10))
-        return struct.pack("<IIQQQ16sQQ", 0, 0, self.epoch, self.txid, len(body), tree(bytes(body), 64 << 10), 0, 0)
+        self.sealed(f"man/{self.epoch:08x}-{self.txid:012x}.r{self.rank:04x}", bytes(body))
+        name = self.rank, 0, self.epoch, self.txid
+        return struct.pack("<IIQQQ16sQQ", *name, len(body), tree(bytes(body), 64 << 10), 0, 0)
 
 
 def resolve(value: Any, numbers: dict[str, int]) -> Any:

@@ -19,7 +19,19 @@ import xxhash
 from tests.rescue.expected import expected_tensors
 from tierload import rescue
 from tierload.rescue.catalog import Commit, open_catalog
-from tierload.rescue.manifest import CHUNKS, DIMS, INDEX, KEYS, PAGES, SIZES, STATE, Manifest, Tensor, read_body
+from tierload.rescue.manifest import (
+    CHUNKS,
+    DIMS,
+    INDEX,
+    KEYS,
+    PAGES,
+    SIZES,
+    STATE,
+    Manifest,
+    Tensor,
+    read_body,
+    read_root,
+)
 
 __all__ = ["check_layout", "check_store", "check_tensors", "expected_tensors"]
 
@@ -52,22 +64,23 @@ def check_layout(path: str | os.PathLike[str]) -> None:
     store, report = Path(path), rescue.Report()
     catalog = open_catalog(store, report)
     for commit in catalog.commits.values():
-        _check_sections(read_body(store, commit.shard, report))
-        manifest = Manifest(store, commit.shard, report)
-        assert not manifest.missing()
-        _check_chunks(manifest, _check_pages(manifest))
+        for row in read_root(store, commit, report):
+            _check_sections(read_body(store, row, report), commit.ranks)
+            manifest = Manifest(store, row, report, commit.ranks)
+            assert not manifest.missing()
+            _check_chunks(manifest, _check_pages(manifest), row.rank, commit.ranks)
         rescue.read(store, commit=commit.txid, report=report)  # it notes padding that is not zero
     assert (report.problems, report.notes) == ([], [])
-    for copy in [*(store / "wal").glob("c-*"), *(store / "man").glob("*.r0000")]:
+    for copy in [*(store / "wal").glob("c-*"), *(store / "man").glob("*.r[0-9o]*[!m]")]:
         mirror = f"m{copy.name[1:]}" if copy.name.startswith("c-") else f"{copy.name}.m"
         assert copy.read_bytes() == copy.with_name(mirror).read_bytes(), copy.name
     assert catalog.head == max(catalog.commits, default=0)
     assert set(catalog.tags.values()) <= catalog.commits.keys()
 
 
-def _check_sections(body: bytes) -> None:
+def _check_sections(body: bytes, ranks: int) -> None:
     """Their order, and zeros wherever nothing is said."""
-    assert struct.unpack_from("<I", body, 16) == (1,)
+    assert struct.unpack_from("<I", body, 16) == (ranks,)
     assert not body[176:256].strip(b"\0")
     at = 256
     for offset, length in struct.iter_unpack("<QQ", body[64:176]):
@@ -91,8 +104,8 @@ def _check_pages(manifest: Manifest) -> list[tuple[Any, ...]]:
     return pages
 
 
-def _check_chunks(manifest: Manifest, pages: list[tuple[Any, ...]]) -> None:
-    keys, hashes, owned = list[bytes](), list[int](), list[int]()
+def _check_chunks(manifest: Manifest, pages: list[tuple[Any, ...]], rank: int, ranks: int) -> None:
+    keys, hashes, owned = list[tuple[bytes, list[int]]](), list[int](), list[int]()
     ends: dict[int, int] = collections.defaultdict(int)
     dtypes: dict[int, set[int]] = collections.defaultdict(set)
     sizes = [*SIZES.values()]
@@ -100,12 +113,13 @@ def _check_chunks(manifest: Manifest, pages: list[tuple[Any, ...]]) -> None:
         digest, start, key_length, code, ndim, dims, length, first, count, offset = manifest.row(CHUNKS, number)
         flags, reserved = struct.unpack_from("<B28x12s", manifest.sections[CHUNKS], number * 64 + 23)
         assert not reserved.strip(b"\0")
-        keys.append(manifest.sections[KEYS][start : start + key_length])
+        key = manifest.sections[KEYS][start : start + key_length]
         hashes.append(digest)
-        assert digest == xxhash.xxh3_64_intdigest(keys[-1])
+        assert digest == xxhash.xxh3_64_intdigest(key)
         cut = [[manifest.row(DIMS, dims + part * ndim + axis)[0] for axis in range(ndim)] for part in range(3)]
-        assert cut[0] == cut[2]
-        assert not any(cut[1])
+        keys.append((key, cut[1]))
+        assert ranks > 1 or (cut[0] == cut[2] and not any(cut[1]))
+        assert all(at + size <= extent for extent, at, size in zip(*cut, strict=True))
         mine = range(first, first + count)
         assert (length == 0) == (count == 0)
         assert {pages[page][1] for page in mine} == ({flags} if count else set())
@@ -117,11 +131,19 @@ def _check_chunks(manifest: Manifest, pages: list[tuple[Any, ...]]) -> None:
             assert (offset, sum(pages[page][0] for page in mine)) == (0, length)
             owned += mine
         assert length % sizes[code - 1] == 0
-    assert keys == sorted(set(keys))
+    assert keys == sorted(keys)
+    assert len({(key, *offsets) for key, offsets in keys}) == len(keys)
     assert sorted([*owned, *ends]) == list(range(len(pages))), "each page has one owner, or is packed"
     assert all(pages[page][0] == end for page, end in ends.items())
     assert all(len(codes) == 1 for codes in dtypes.values())
     index = [number for (number,) in struct.iter_unpack("<I", manifest.sections[INDEX])]
     assert index == sorted(range(len(hashes)), key=lambda number: (hashes[number], number))
     assert manifest.sections[STATE].isascii()
-    assert json.loads(manifest.sections[STATE]).keys() == {"version", "root"}
+    assert json.loads(manifest.sections[STATE]).keys() == _members(rank, ranks)
+
+
+def _members(rank: int, ranks: int) -> set[str]:
+    """What the document of a rank has."""
+    if ranks == 1:
+        return {"version", "root"}
+    return {"version", "own", "own_tensors"} | ({"ranks", "root", "meshes", "tensors"} if rank == 0 else set())

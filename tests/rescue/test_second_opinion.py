@@ -115,7 +115,7 @@ def test_real_looking_data(keeper: Keeper) -> None:
     commit = keeper.save(states.real_looking(300)).commit
     keeper.check()
     (found,) = [found for found in rescue.commits(keeper.path) if found.id == commit.id]
-    manifest = Manifest(keeper.path, found.shard, rescue.Report())
+    manifest = Manifest(keeper.path, found.row, rescue.Report())
     kinds = set[int]()
     for number in range(manifest.count(PAGES)):
         *_, at, segment, _, _, codec, item = manifest.row(PAGES, number)

@@ -146,7 +146,8 @@ def ranks(store: Path, rank: int, folder: Path) -> None:
     )
     pending = None
     if rank == 0:
-        pending = tierload.async_save(noise(1, 320), store, step=1, settings=replace(SMALL, bandwidth_cap_mbps=0.05))
+        slow = replace(SMALL, bandwidth_cap_mbps=0.05, ranks="one")
+        pending = tierload.async_save(noise(1, 320), store, step=1, settings=slow)
     going = torch.ones(1)
     turns = 0
     while going.item() > 0:  # until rank 0 has what it saves, which takes longer than the group waits

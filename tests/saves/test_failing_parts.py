@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tierload
+import tierload.engine.writing
 from tests.cases.stores import SMALL, assert_is, state_of
 from tests.saves.failing import LONG_S, Beside, Failing, assert_works, capped, error_of, noise
 from tierload import Settings, Store, StoreIOError, _native
@@ -41,8 +42,8 @@ def no_memory(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("where", "name", "what"),
     [
-        (tierload.engine.store, "flatten", boom),
-        (tierload.engine.store, "plan_pages", boom),
+        (tierload.engine.writing, "flatten", boom),
+        (tierload.engine.writing, "plan_pages", boom),
         (memory.Arenas, "take", no_memory),
         (memory._native, "Arena", no_memory),
         (staging._native, "Staging", no_memory),
@@ -79,7 +80,7 @@ def test_a_call_that_fails(held: Store, where: Any, name: str, what: Any, monkey
         (Store, "_committed"),
         (Store, "_device"),
         (staging.Snapshot, "check"),
-        (tierload.engine.store, "save_state"),
+        (tierload.engine.writing, "save_state"),
         (tierload.engine.saving, "encode_meta"),
     ],
 )

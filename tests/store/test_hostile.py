@@ -135,6 +135,7 @@ ROWS: dict[str, Tamper] = {
     "a document that is no ASCII": field(STATE, 3, 0, "B", 0xC3),
     "another magic": header(0, "8s", b"TLMAN002"),
     "another rank": header(12, "I", 7),
+    "a world of 2^32-1 ranks": header(16, "I", 2**32 - 1),
     "another epoch": header(40, "Q", 2**64 - 1),
     "another txid": header(48, "Q", 0),
     "a body of 2^62 bytes": header(56, "Q", HUGE),
@@ -153,7 +154,6 @@ for _number, _name in enumerate(NAMES, 1):
 
 HARMLESS: dict[str, Tamper] = {
     "pages of 0 bytes, they say": header(20, "I", 0),
-    "a world of 2^32-1 ranks": header(16, "I", 2**32 - 1),
     "unknown compatible features": header(24, "Q", 2**63),
     "wrong hashes of keys": field(CHUNKS, 0, 0, "Q", 5),
     "a heat": field(PAGES, 0, 54, "H", 65535),

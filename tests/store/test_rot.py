@@ -130,7 +130,8 @@ def test_every_byte_of_a_manifest(sample: Sample, mirror: bool) -> None:
 
         def check(at: int, txid: int = txid, name: str = path.name) -> str:
             told = store.check_manifests(txid)
-            if name not in told[mirror] or told[not mirror]:
+            copies = told[0][1:] if len(told) == 1 else ("", "")
+            if name not in copies[mirror] or copies[not mirror]:
                 return f"told {told}"
             return "lost" if store.check_commit(txid) else ""
 
@@ -295,11 +296,11 @@ def test_every_part_of_a_large_manifest_is_verified(ram: Path) -> None:
     for offset in (300, leaf, size // 4, size // 2 - 1, size // 2 + leaf, 3 * size // 4, later - leaf):
         flip(manifest, offset)
         with tierload.open(path) as store:
-            problem, mirror = store._native.check_manifests(1)
+            ((_, problem, mirror),) = store._native.check_manifests(1)
             assert f"at byte {offset // leaf * leaf} do not match" in problem
             assert mirror == ""
             assert store.info("layer.77.scale").nbytes == 4, "the mirror serves"
         flip(manifest, offset)
     flip(manifest, later)
     with tierload.open(path) as store:
-        assert store._native.check_manifests(1) == ("", "")
+        assert store._native.check_manifests(1) == []

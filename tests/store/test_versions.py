@@ -16,7 +16,7 @@ from tests.store.support import writer
 from tierload import UnsupportedFormat
 
 RELEASE = b"7.5.0"
-SEVERAL = [(8, "I", 2), (8, "I", 0), (8, "I", 2**32 - 1), (24, "Q", 1), (24, "Q", 1 << 63)]
+SEVERAL = [(8, "I", 2), (8, "I", 0), (8, "I", 2**32 - 1), (24, "Q", 2), (24, "Q", 1 << 63)]
 """Format version and incompatible bits, as they stand in SUPER and in a journal's header."""
 
 

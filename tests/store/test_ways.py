@@ -129,7 +129,7 @@ def test_the_device_is_measured_before_the_first_large_save_and_remembered(
     measured = []
     rates = _native.calibrate(str(disk), 0.1)
     monkeypatch.setattr(devices, "measure", lambda path: measured.append(path) or rates)
-    monkeypatch.setattr("tierload.engine.store._MEASURE_FROM", 2 * MIB)
+    monkeypatch.setattr("tierload.engine.writing._MEASURE_FROM", 2 * MIB)
     with tierload.Store(disk / "store", mode="w") as store:
         store.save(state(1))
         assert not measured
@@ -149,7 +149,7 @@ def test_a_disk_that_cannot_be_measured_is_saved_to_all_the_same(disk: Path, mon
         raise StoreIOError(errno.ENOSPC, "write: No space left on device", "calibration")
 
     monkeypatch.setattr(devices, "measure", full)
-    monkeypatch.setattr("tierload.engine.store._MEASURE_FROM", MIB)
+    monkeypatch.setattr("tierload.engine.writing._MEASURE_FROM", MIB)
     saved = state(2)
     with tierload.Store(disk / "store", mode="w") as store:
         store.save(saved)

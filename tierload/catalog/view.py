@@ -76,6 +76,7 @@ class CatalogView:
             metrics=metrics if isinstance(metrics, dict) else {},
             note=str(meta.get("note", "")),
             io=str(meta.get("io", "")),
+            ranks=record.ranks,
         )
 
     def _id(self, txid: int) -> str | None:

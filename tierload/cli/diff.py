@@ -17,7 +17,8 @@ __all__ = ["diff", "difference_json", "print_values", "values_json"]
 def diff(path: StorePath, a: WhichA, b: WhichB, as_json: AsJson = False) -> None:
     """Shows what changed from one commit to another.
 
-    Keys are compared by the digests of their pages, so no data is read. A difference is no failure: the exit code is 0.
+    Keys are compared by the digests of their pages. Data is read only where tensors are cut into other pieces, as by
+    another number of ranks. A difference is no failure: the exit code is 0.
     """
     with reading(path) as store:
         old, new = find(store, a), find(store, b)

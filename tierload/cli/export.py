@@ -87,6 +87,7 @@ def convert_json(report: ConvertReport) -> dict[str, object]:
         "changed": [{"key": key, "how": how} for key, how in report.changed],
         "left_out": [{"key": key, "why": why} for key, why in report.left_out],
         "skipped": list(report.skipped),
+        "own": list(report.own),
     }
 
 
@@ -111,6 +112,7 @@ def _print(report: ConvertReport) -> None:
     files = report.files[0] if len(report.files) == 1 else f"{report.files[0]} and {len(report.files) - 1:,} more"
     say(f"{name(report.commit)} -> {clean(files)} ({report.format})")
     print_kept(report)
+    _some("own", [(key, "each rank has its own: that of rank 0 was taken") for key in report.own])
     _some("changed", list(report.changed))
     if report.left_out:
         say()

@@ -50,13 +50,15 @@ def log(
 
 
 def _print_commits(chosen: Sequence[Commit], known: Mapping[str, Commit]) -> None:
+    several = any(commit.ranks > 1 for commit in chosen)
     print_table(
-        ("commit", "step", "time", "metrics", "size", "written", "tags", "state"),
+        ("commit", "step", "time", *(["ranks"] if several else []), "metrics", "size", "written", "tags", "state"),
         [
             (
                 short(commit),
                 step(commit),
                 when(commit.time),
+                *([f"{commit.ranks:,}"] if several else []),
                 pairs(commit.metrics),
                 size(commit.raw_bytes),
                 size(commit.written_bytes),
@@ -65,7 +67,7 @@ def _print_commits(chosen: Sequence[Commit], known: Mapping[str, Commit]) -> Non
             )
             for commit in chosen
         ],
-        right=("step", "size", "written"),
+        right=("step", "ranks", "size", "written"),
         fold=("metrics", "tags", "state"),
         dim=[commit.superseded for commit in chosen],
     )

@@ -106,4 +106,5 @@ def commit_json(commit: Commit) -> dict[str, object]:
         "io": commit.io,
         "raw_bytes": commit.raw_bytes,
         "written_bytes": commit.written_bytes,
+        "ranks": commit.ranks,
     }

@@ -32,8 +32,9 @@ def verify(
 ) -> None:
     """Checks that what is on disk is what was written.
 
-    That is the journal, the metadata of all commits (both copies), and every byte of the head's pages, of one other
-    commit's, or with --full of all commits'. Repairs nothing. Says which commits are whole when something is damaged.
+    That is the journal, the metadata of all commits (both copies, of every rank), and every byte of the head's pages,
+    of one other commit's, or with --full of all commits'. Repairs nothing. Says which commits are whole when something
+    is damaged.
     """
     if full and which is not None:
         raise typer.BadParameter("--full reads all commits, --commit one: give one of them")
@@ -95,6 +96,7 @@ def _damage_json(damage: Damage) -> dict[str, object]:
         "steps": list(damage.steps),
         "keys": list(damage.keys),
         "page": None if damage.page < 0 else damage.page,
+        "rank": None if damage.rank < 0 else damage.rank,
         "path": damage.path or None,
         "offset": None if damage.offset < 0 else damage.offset,
     }

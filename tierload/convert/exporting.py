@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ from tierload.convert.naming import flat_state, tally
 from tierload.convert.report import ConvertReport
 from tierload.engine import Store
 from tierload.errors import InvalidRequest
+from tierload.state.keys import KeyFilter
+from tierload.state.keys import Path as KeyPath
 from tierload.types import Commit
 
 __all__ = ["export_state"]
@@ -46,7 +49,9 @@ def export_state(
     ``to`` is a file, whose suffix says the format (else ``format``: ``"safetensors"`` or ``"torch"``), or a folder
     (one that exists, or a path that ends with ``/``), which gets ``model.safetensors``; with ``max_shard_bytes`` shards
     and their index. ``keys`` are patterns as in ``load``; ``root`` is the key of the part that is exported as if it
-    were the whole state. Files appear when they are whole and compared; existing ones are replaced with ``force`` only.
+    were the whole state. Of a commit by several ranks tensors are whole, and what each rank has of its own is that of
+    rank 0; the report lists it. Files appear when they are whole and compared; existing ones are replaced with
+    ``force`` only.
 
     Raises:
         InvalidRequest: The target exists, or its name does not say the format.
@@ -69,12 +74,22 @@ def export_state(
         opened = store if isinstance(store, Store) else stack.enter_context(Store(store, mode="r"))
         found = opened.find(step=step, commit=commit, tag=tag)
         wanted = [glob.escape(root)] if root and keys is None else keys
-        state = opened.load(commit=found, keys=wanted)
+        state = opened.load(commit=found, keys=wanted, rank=0)
+        own = _wanted(opened.own_keys(found), wanted)
     if root:
         state = below(state, root)
     place = (target, _MODEL) if folder else (target.parent, target.name)
     export = _export_safetensors if kind == SAFETENSORS else _export_torch
-    return export(state, found, place, max_shard_bytes, old)
+    return replace(export(state, found, place, max_shard_bytes, old), own=own)
+
+
+def _wanted(keys: Sequence[str], patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Those keys of which, or of what is below which, something is exported."""
+    if patterns is None:
+        return tuple(keys)
+    chosen = KeyFilter(patterns)
+    paths = {key: KeyPath.of_text(key) for key in keys}
+    return tuple(key for key, path in paths.items() if chosen.wants(path) or chosen.below(path))
 
 
 def _existing(target: Path, folder: bool) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ class ConvertReport:
 
     ``files`` were written, or read; ``tensors`` counts the distinct ones and ``bytes`` is their size; ``values`` counts
     what is no tensor and was kept. ``ties`` maps each further name of a tensor to the one that it is stored under.
+    ``own`` are the keys of values that each rank of a commit by several has of its own: those of rank 0 were taken.
     ``changed`` are keys whose value was kept in another form, ``left_out`` keys that the format cannot hold, each with
     the reason. ``skipped`` are files of an imported folder that were not read.
     """
@@ -30,3 +31,4 @@ class ConvertReport:
     changed: tuple[tuple[str, str], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()

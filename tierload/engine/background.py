@@ -51,6 +51,13 @@ class Writer(Protocol):
     def refuse_inside(self) -> None:
         """Raises where waiting for a save would never end."""
 
+    @property
+    def together(self) -> bool:
+        """Whether other ranks of a job take part in every save: then each call leads to one ``write`` or ``refuse``."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Tells the other ranks what keeps this one from a save that they are in; raises it, or what came before it."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -73,11 +80,12 @@ class Background:
         self._writer = writer
         self._owner = os.getpid()
         self._arenas = Arenas()
-        self._queue: queue.SimpleQueue[PendingSave | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingSave | BaseException | None] = queue.SimpleQueue()
         self._jobs: dict[PendingSave, _Job] = {}  # whoever takes one out ends it
         self._changed = threading.Condition()
         self._in_flight: list[PendingSave] = []
         self._untold: list[PendingSave] = []  # failed, and nobody was told
+        self._owed = 0  # saves of which other ranks are still to be told that this one takes no part
         self._ends = False
         self._threads = [
             threading.Thread(target=self._write_all, name="tierload-write", daemon=True),
@@ -92,11 +100,20 @@ class Background:
         """Copies what ``make`` describes, as far as it has to be copied now, and has it written beside the caller."""
         pending = PendingSave(self._writer.path, step, self.told, self.give_up, self._writer.refuse_inside)
         arena = snapshot = job = None
+        owes = self._writer.together  # until the other ranks will hear of this save in any case
         try:
             if not self._admit(pending, settings):
+                if owes:
+                    self.owe(SaveSkipped(f"{pending.describe()} was skipped"))
                 return pending
             draft = make()
             arena = self._arenas.take(draft.page_set.staging_bytes, settings.host_budget_bytes)
+            if owes and arena.nbytes < draft.page_set.staging_bytes:
+                # What ranks write is decided when all bytes are known: there are no waves.
+                self._arenas.give(arena)
+                owes, arena = False, None
+                self._write_here(pending, draft, settings)
+                return pending
             snapshot = Snapshot(
                 draft,
                 arena,
@@ -112,10 +129,13 @@ class Background:
             if waves:  # the copy goes on only as pages are written
                 self._queue.put(pending)
             snapshot.copy_now()
+            owes = False
             if not waves:
                 self._queue.put(pending)
         except BaseException as error:
             self._withdraw(pending, job, error)
+            if owes:
+                self.owe(error)
             # Whoever keeps the error keeps these frames, and with them memory that the next save may wait for.
             traceback.clear_frames(error.__traceback__)
             arena = snapshot = job = None
@@ -127,6 +147,27 @@ class Background:
                 *(pending.describe(), pending.waited, draft.page_set.staging_bytes, arena.nbytes),
             )
         return pending
+
+    def owe(self, error: BaseException) -> None:
+        """Has the other ranks told, when it is this save's turn, that this one takes no part in it."""
+        with self._changed:
+            self._owed += 1
+        self._queue.put(error)
+
+    def _write_here(self, pending: PendingSave, draft: Draft, settings: Settings) -> None:
+        """Writes without a copy, while the caller waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight == [pending] and not self._owed)
+        effort = Effort(began=pending.began, progress=pending.written, cancel=pending.cancelled)
+        report = self._writer.write(draft, effort, settings)
+        pending.mark_staged()
+        self._end(pending)
+        pending.waited += time.perf_counter() - pending.began
+        pending.succeed(report)
+        _log.warning(
+            "%s waited %.3f s until it was durable: %s bytes do not fit into host_budget_bytes",
+            *(pending.describe(), pending.waited, draft.page_set.staging_bytes),
+        )
 
     def prepare(self, nbytes: int, settings: Settings) -> None:
         """Touches the memory for the copy of so many bytes, on a thread of its own."""
@@ -142,7 +183,7 @@ class Background:
         """Waits until no save is in flight."""
         if os.getpid() == self._owner:
             with self._changed:
-                self._changed.wait_for(lambda: not self._in_flight)
+                self._changed.wait_for(lambda: not self.busy)
 
     def raise_untold(self) -> None:
         """Raises what went wrong in a save whose caller has not asked."""
@@ -174,7 +215,7 @@ class Background:
         if os.getpid() != self._owner:
             return
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_flight)
+            self._changed.wait_for(lambda: not self.busy)
             self._ends = True  # from here on, nothing begins
             self._changed.notify_all()
         self._queue.put(None)
@@ -185,7 +226,7 @@ class Background:
     @property
     def busy(self) -> bool:
         """Whether anything is in flight."""
-        return bool(self._in_flight)
+        return bool(self._in_flight or self._owed)
 
     @property
     def waits_for_caller(self) -> bool:
@@ -239,6 +280,9 @@ class Background:
         job = self._jobs.pop(pending, None)
         if job is None:
             return False
+        if self._writer.together:
+            with self._changed:
+                self._owed += 1  # told when the thread that writes comes to it
         error = SaveCancelled(f"{pending.describe()} was cancelled before it was written; nothing of it is kept")
         self._finish(job, None, error)
         return True
@@ -247,10 +291,22 @@ class Background:
 
     def _write_all(self) -> None:
         while (pending := self._queue.get()) is not None:
-            job = self._jobs.pop(pending, None)
+            job = self._jobs.pop(pending, None) if isinstance(pending, PendingSave) else None
             if job is not None:
                 self._carry_out(job)
+            elif self._writer.together:
+                self._refuse(pending if isinstance(pending, BaseException) else pending.error)
             del job, pending  # its memory, before the next one comes
+
+    def _refuse(self, error: BaseException | None) -> None:
+        try:
+            self._writer.refuse(error or SaveCancelled("a rank has cancelled its part of this save"))
+        except BaseException:  # noqa: BLE001 - it was raised where it happened; what else there is, the next save meets
+            _log.debug("a save of which this rank took no part", exc_info=True)
+        finally:
+            with self._changed:
+                self._owed -= 1
+                self._changed.notify_all()
 
     def _carry_out(self, job: _Job) -> None:
         failure, report = None, None
@@ -261,7 +317,7 @@ class Background:
             traceback.clear_frames(failure.__traceback__)  # they hold the state's description
             failure.add_note(f"This is what went wrong in {job.pending.describe()}, in the background.")
         self._finish(job, report, failure)
-        if failure is None or isinstance(failure, SaveCancelled):
+        if failure is None or isinstance(failure, (SaveCancelled, SaveSkipped)):
             return
         try:  # last: the thread that waits for us may hold a lock of a handler of the log
             _log.error("%s has failed: %s", job.pending.describe(), failure)
@@ -273,7 +329,11 @@ class Background:
         job.snapshot.abandon()
         self._arenas.give(job.arena)
         cancelled = isinstance(failure, SaveCancelled)
-        if failure is not None and not cancelled and job.settings.on_failure != "warn":
+        skipped = isinstance(failure, SaveSkipped)  # by another rank
+        if skipped:
+            self.skipped += 1
+            pending.skipped = True
+        if failure is not None and not cancelled and not skipped and job.settings.on_failure != "warn":
             loud = pending.error = failure
             with self._changed:
                 self._untold.append(pending)
@@ -281,7 +341,7 @@ class Background:
         if report is not None:
             pending.succeed(report)
         elif failure is not None:
-            pending.fail(failure, "cancelled" if cancelled else "failed")
+            pending.fail(failure, "cancelled" if cancelled else "skipped" if skipped else "failed")
 
     def _end(self, pending: PendingSave, error: BaseException | None = None) -> None:
         if pending.flight is not None:

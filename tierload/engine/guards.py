@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tierload import _native
-from tierload.state import TORCH, is_plain_tensor
+from tierload.state import ROOT, TORCH, is_plain_tensor, is_spread, local_part
 
 __all__ = ["Guard", "Settling", "guard", "guarded_memory", "settle_all", "settled", "settles_later"]
 
@@ -103,15 +103,20 @@ def guarded_memory(least_bytes: int) -> _native.GuardedMemory | None:
                 found.reason = _why_not_now(optimizer)
             if found.reason:
                 continue
-            tensors += _parameters(optimizer)
+            tensors += map(_memory_of, _parameters(optimizer))
             for state in optimizer.state.values():
-                tensors += state.values()  # what is no tensor is left out, as are small ones
+                tensors += map(_memory_of, state.values())  # what is no tensor is left out, as are small ones
     if not tensors:
         return None
     try:
         return _native.GuardedMemory(TORCH, tensors, least_bytes)
     except RuntimeError:
         return None  # tensors of inference mode count no changes: nobody could tell whether the copy is whole
+
+
+def _memory_of(value: Any) -> object:
+    """A tensor; of one that is spread over ranks, with this rank's part of it."""
+    return (value, local_part(value, ROOT)) if is_spread(value) else value
 
 
 def settles_later(save: Settling) -> None:

@@ -11,17 +11,22 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, decode_text
-from tierload.engine import checking, comparing, devices, records, values
-from tierload.engine.loading import fill, table_of
+from tierload.engine import balancing, checking, comparing, devices, records, values
+from tierload.engine.company import company_of
+from tierload.engine.inventory import Inventory, find_info
+from tierload.engine.job import place
+from tierload.engine.loading import Source, Whole, fill, table_of
+from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import plan_bind, plan_load
-from tierload.types import Change, ChunkInfo, Commit, Difference, VerifyReport
+from tierload.state import own_keys, plan_bind, plan_load
+from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, ShardInfo, VerifyReport
 
 __all__ = ["OpenStore", "Which"]
 
@@ -54,12 +59,15 @@ class OpenStore:
         self._mode = mode
         self._owner = os.getpid()
         self._faults = _faults
-        self._native = self._open_native(take_over)
+        self._native = self._open(take_over)
         self.warnings = tuple(self._native.warnings)
         self.damage = self._native.damage
         _stores.add(self)
 
-    def _open_native(self, take_over: bool) -> _native.Store:
+    def _open(self, take_over: bool) -> _native.Store:
+        return self._open_native(take_over)
+
+    def _open_native(self, take_over: bool, *, writable: bool = False) -> _native.Store:
         known = devices.remembered(self.path) or devices.UNKNOWN
         holder = {
             "host": socket.gethostname(),
@@ -70,7 +78,7 @@ class OpenStore:
         try:
             return _native.Store(
                 path=self.path,
-                writable=self._mode == "w",
+                writable=writable,
                 holder=json.dumps(holder),
                 take_over=take_over,
                 faults=self._faults,
@@ -79,7 +87,7 @@ class OpenStore:
                 depth=known.depth if self.settings.io == "auto" else 0,
             )
         except StoreIOError as error:
-            if self._mode == "r" and isinstance(error.errno, int) and error.errno in (2, 20):
+            if not writable and isinstance(error.errno, int) and error.errno in (2, 20):
                 raise StoreNotFound(
                     f"{self.path} holds no tierload store; tierload.save(state, path) makes one"
                 ) from None
@@ -160,37 +168,66 @@ class OpenStore:
             return {name: view[txid] for name, txid in sorted(view.tags.items())}
 
     def keys(self, commit: Which | None = None) -> list[ChunkInfo]:
-        """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size."""
+        """What a commit (the head) holds: every stored tensor's key, dtype code, shape and size. Of several ranks'
+        commit tensors are whole, and those that each rank has of its own are listed once for each: see ``rank``."""
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._manifest(found)).chunks.infos()
+            if found.ranks == 1:
+                return table_of(self._manifest(found)).chunks.infos()
+            return Inventory(found, partial(self._manifest, found)).infos()
 
-    def info(self, key: str, commit: Which | None = None) -> ChunkInfo:
-        """What a commit (the head) holds under one key, without a look at the others.
+    def info(self, key: str, commit: Which | None = None, *, rank: int | None = None) -> ChunkInfo:
+        """What a commit (the head) holds under one key, without a look at the others; of what each rank has of its own,
+        that of this rank, or of ``rank``.
 
         Raises:
             KeyMismatch: Nothing is stored under it.
         """
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
-            manifest = self._manifest(found)
-        number = manifest.find(key.encode("utf-8", "surrogatepass"))
-        if number is None:
-            raise KeyMismatch(
-                f"commit {found.id[:12]} (step {found.step}) has no tensor {key!r}; keys() lists those it has",
-                missing=[key],
-            )
-        return table_of(manifest).info(number)
+            if found.ranks > 1:
+                owner = (place()[0] if rank is None else rank) % found.ranks
+                info = find_info(key, owner, partial(self._manifest, found))
+                if info is not None:
+                    return info
+            else:
+                manifest = self._manifest(found)
+                number = manifest.find(key.encode("utf-8", "surrogatepass"))
+                if number is not None:
+                    return table_of(manifest).info(number)
+        raise KeyMismatch(
+            f"commit {found.id[:12]} (step {found.step}) has no tensor {key!r}; keys() lists those it has",
+            missing=[key],
+        )
 
     def stored_bytes(self, commit: Which | None = None) -> int:
         """How many bytes a commit (the head) has on disk, with what it shares with others."""
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
-            return table_of(self._manifest(found)).stored_bytes()
+            return balancing.stored_bytes(found, partial(self._manifest, found))
 
-    def _manifest(self, commit: Commit) -> _native.Manifest:
+    def own_keys(self, commit: Which | None = None) -> tuple[str, ...]:
+        """The keys of values, tensors or not, of which each rank of a commit (the head) has its own."""
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            return () if found.ranks == 1 else own_keys(self._manifest(found).state.tobytes())
+
+    def shards(self, commit: Which | None = None) -> list[ShardInfo]:
+        """What each rank has written of a commit (the head), in the order of ranks."""
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            return balancing.shards(self._native, found, partial(self._manifest, found))
+
+    def balance(self, commit: Which | None = None) -> Balance | None:
+        """How the writing of a commit (the head) was dealt out to the ranks; None where one rank wrote it, or the plan
+        cannot be told from the store."""
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            return balancing.balance(found, self._manifest(found))
+
+    def _manifest(self, commit: Commit, rank: int = 0) -> _native.Manifest:
         try:
-            return self._native.manifest(commit.txid)
+            return self._native.manifest(commit.txid, rank)
         except CorruptStore:
             if self._exists(commit):
                 raise
@@ -217,14 +254,25 @@ class OpenStore:
         keys: str | Sequence[str] | None = None,
         types: Sequence[type] = (),
         allow_pickle: bool = False,
+        rank: int | None = None,
+        together: bool | None = None,
     ) -> object:
         """Loads a commit (the head) and verifies every byte of it: returns the state, or fills ``into`` in place and
         returns a ``LoadReport``.
+
+        Of a state that ranks saved together every rank reads what its own target needs, whatever the number of ranks
+        was; without a target, tensors that were spread over ranks are whole. Values that each rank had of its own are
+        those of this rank, or of ``rank``; where fewer ranks saved than load, they are dealt out again from rank 0 on.
 
         ``keys`` are patterns (``*``, ``?``); only pages that hold matching keys are read. ``cast`` allows conversion
         between floating dtypes. ``types`` are the dataclasses, named tuples, enums and tensor subclasses that may
         be rebuilt. In a target, a sparse tensor gets new indices and values and a nested one is exchanged, both staying
         the same objects; the memory of all others is overwritten (docs/decisions/0009).
+
+        Where torch.distributed is initialised and ``into`` has tensors that are spread over all ranks, or over one set
+        of them, these load ``together``: each has to call this, ranks of one node read each page once between them, and
+        an error of one is raised on all of these. True: also without such a target, by all ranks of the job; False:
+        this rank reads by itself.
 
         Raises:
             KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
@@ -232,28 +280,46 @@ class OpenStore:
         """
         self._wait_for_background()
         patterns = [keys] if isinstance(keys, str) else keys
-        with self._lock:
-            if step is None and commit is None and tag is None:
-                found = self._newest_whole()
+        here, ranks = place()
+        holders: set[tuple[int, ...]] = set()  # of tensors in the target
+        try:
+            with self._lock:
+                if step is None and commit is None and tag is None:
+                    found = self._newest_whole()
+                else:
+                    found = self._view().find(step=step, commit=commit, tag=tag)
+                manifest = self._manifest(found)
+            source: Source
+            if found.ranks == 1:
+                source = Whole(found, manifest)
+                document, chunks = manifest.state.tobytes(), source.table(0).chunks
             else:
-                found = self._view().find(step=step, commit=commit, tag=tag)
-            manifest = self._manifest(found)
-        table = table_of(manifest)
-        document = manifest.state.tobytes()
-        if into is None:
-            plan = plan_load(document, table.chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
+                source = Shards(found, partial(self._manifest, found), rank=here if rank is None else rank, ranks=ranks)
+                document, chunks = source.whole.document, source.whole.chunks
+            if into is None:
+                plan = plan_load(document, chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
+            else:
+                plan = plan_bind(
+                    document,
+                    chunks,
+                    into,
+                    strict=strict,
+                    cast=cast,
+                    keys=patterns,
+                    types=types,
+                    allow_pickle=allow_pickle,
+                    holders=holders,
+                )
+        except BaseException as error:
+            company = company_of(self.settings, together, holders)
+            if company is not None:
+                company.refuse(error)
+            raise
+        company = company_of(self.settings, together, holders)
+        if company is None:
+            fill(source, plan, self._threads, here)
         else:
-            plan = plan_bind(
-                document,
-                table.chunks,
-                into,
-                strict=strict,
-                cast=cast,
-                keys=patterns,
-                types=types,
-                allow_pickle=allow_pickle,
-            )
-        fill(manifest, table, plan, found, self._threads)
+            company.fill(source, plan, self._threads)
         return plan.finish()
 
     def _wait_for_background(self) -> None:

@@ -17,7 +17,7 @@ from tierload.layout import PagePlan
 from tierload.settings import Settings
 from tierload.types import Commit, FlatState, Pacing
 
-__all__ = ["OUT_OF_SPACE", "Draft", "Effort", "Saved", "page_set", "save_state"]
+__all__ = ["OUT_OF_SPACE", "Draft", "Effort", "Saved", "io_of", "out_of_space", "page_set", "save_state"]
 
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -106,7 +106,7 @@ def save_state(
         save.write(
             pages=draft.page_set,
             staging=effort.staging,
-            parent=manifest,
+            parents=[manifest] if manifest is not None else [],
             compression=settings.compression,
             device_rate=device.write,
             threads=threads,
@@ -129,12 +129,12 @@ def save_state(
         commit = committed(
             save,
             step=draft.step,
-            meta=encode_meta(draft.meta | {"io": _io(native, moved)}),
+            meta=encode_meta(draft.meta | {"io": io_of(native, moved)}),
             tags=[tag.encode("utf-8", "surrogatepass") for tag in draft.tags],
         )
     except StoreIOError as error:
         if error.errno in OUT_OF_SPACE:
-            raise _out_of_space(error, native, draft.nbytes) from error
+            raise out_of_space(error, native, draft.nbytes) from error
         raise
     finally:
         if save is not None:
@@ -158,14 +158,15 @@ def page_set(plan: PagePlan) -> _native.PageSet:
     )
 
 
-def _io(native: _native.Store, before: int) -> str:
+def io_of(native: _native.Store, before: int) -> str:
     """Which way the pages went, for the commit's record."""
     if native.direct_bytes > before:
         return "direct"
     return f"buffered: {native.stepped_down}" if native.stepped_down else "buffered"
 
 
-def _out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> StoreIOError:
+def out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> StoreIOError:
+    """A full disk, with what is needed and what there is."""
     free = native.free_bytes
     return StoreIOError(
         error.errno,

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
-from tierload import _native
-from tierload.catalog import CatalogView, choose_dropped
-from tierload.engine import comparing, devices, rolling, values
-from tierload.engine.background import Background
-from tierload.engine.opened import OpenStore, Which
+from tierload.catalog import choose_dropped
+from tierload.engine import comparing, rolling, values
+from tierload.engine.opened import Which
 from tierload.engine.pending import PendingSave
-from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
+from tierload.engine.saving import Effort
+from tierload.engine.writing import WritingStore
 from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, TierloadError
-from tierload.layout import PagePlan, plan_pages
-from tierload.settings import Settings
-from tierload.state import flatten
 from tierload.types import CollectReport, Commit, RollbackPlan, SaveReport
 
 __all__ = ["Store"]
 
-_MEASURE_FROM = 256 << 20  # a save of so many bytes is worth a second of measuring the device, once
 
-
-class Store(OpenStore):
+class Store(WritingStore):
     """A store, open for reading (``mode="r"``) or for writing (``"w"``, which creates it and holds it until ``close``).
 
     A reader sees the commits that were durable when it was opened, and never blocks a writer. All methods may be called
@@ -41,25 +33,6 @@ class Store(OpenStore):
         CorruptStore: Metadata is damaged beyond its mirrors; a reader still opens at the newest whole state.
         UnsupportedFormat: A newer release wrote it.
     """
-
-    _outline: object = None  # of the last state that was saved
-    _plan: PagePlan | None = None  # of its save
-    _known: devices.Device | None = None  # asked once, and again before large saves while nothing is known
-    _asked = False
-    _bucket: tuple[float, _native.TokenBucket] | None = None  # by what bandwidth_cap_mbps was
-    _background: Background | None = None  # made at the first save in the background
-    _needs_reopening = False
-
-    def _device(self, nbytes: int) -> devices.Device:
-        """What the store lies on; it is measured before the first large save."""
-        large = nbytes >= _MEASURE_FROM
-        if self._known is None and (large or not self._asked):
-            self._known, self._asked = devices.remembered(self.path), True
-            if self._known is None and large and self.settings.compression == "auto":
-                # A disk too full to be measured may still take what changed; if not, the save says so itself.
-                with contextlib.suppress(OSError):
-                    self._known = devices.calibrate(self.path)
-        return self._known or devices.UNKNOWN
 
     def save(
         self,
@@ -79,8 +52,17 @@ class Store(OpenStore):
             StoreIOError: The disk is full or failed; earlier commits are whole.
         """
         effort = Effort(began=time.perf_counter())
-        self._wait_for_background()
-        draft = self._draft(state, values.step_of(step), metrics, tags, note, allow_pickle)
+        if self.together:
+            self.refuse_inside()  # before anything that the other ranks are told
+        try:
+            self._wait_for_background()
+            draft = self._draft(state, values.step_of(step), metrics, tags, note, allow_pickle)
+        except BaseException as error:
+            if self.together:
+                if self._background is not None:
+                    self._background.settle()
+                self.refuse(error)
+            raise
         report = self.write(draft, effort, self.settings)
         return dataclasses.replace(report, waited_seconds=report.seconds)
 
@@ -103,8 +85,13 @@ class Store(OpenStore):
         """
         self.refuse_inside()
         background = self._in_background()
-        background.raise_untold()
-        number = values.step_of(step)
+        try:
+            background.raise_untold()
+            number = values.step_of(step)
+        except BaseException as error:
+            if self.together:
+                background.owe(error)
+            raise
         return background.begin(
             lambda: self._draft(state, number, metrics, tags, note, allow_pickle), number, self.settings
         )
@@ -124,141 +111,6 @@ class Store(OpenStore):
         """How many saves ``on_busy="skip"`` has left out."""
         return self._background.skipped if self._background else 0
 
-    def write(self, draft: Draft, effort: Effort, settings: Settings) -> SaveReport:
-        """Writes and commits what a save has described, in its turn."""
-        saved = self.write_draft(draft, effort, settings)
-        return SaveReport(
-            commit=saved.commit,
-            seconds=time.perf_counter() - effort.began,
-            raw_bytes=saved.commit.raw_bytes,
-            written_bytes=saved.commit.written_bytes,
-            pages=saved.pages,
-            compression=saved.compression,
-            written_pages=saved.written_pages,
-            path=self.path,
-            pacing=saved.pacing,
-            notes=draft.flat.notes,
-        )
-
-    def write_draft(self, draft: Draft, effort: Effort, settings: Settings) -> Saved:
-        """The same, in the terms of the engine."""
-        with self._turn:
-            with self._lock:
-                view = self._view()
-                every = settings.full_every
-                fresh = every > 0 and (len(view.line.positions) + 1) % every == 0
-                reuse = not fresh and view.head is not None and not self._native.check_commit(view.head.txid)
-            return save_state(
-                self._native,
-                self._lock,
-                draft,
-                settings,
-                effort,
-                parent=view.head.txid if reuse and view.head else 0,
-                threads=self._threads,
-                device=self._device(draft.nbytes),
-                bucket=self._capped(settings),
-                committed=self._committed,
-            )
-
-    def reopen(self) -> None:
-        """Begins a new epoch, after a failure that poisoned this one's writer."""
-        with self._turn, self._lock:
-            self._native.close()
-            self._needs_reopening = True  # until it has succeeded: now, or at a later call
-            self._reopen_if_needed()
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether an earlier failure left the disk in doubt: nothing can be written before ``reopen``."""
-        with self._lock:
-            return self._needs_reopening or self._native.poisoned
-
-    def _reopen_if_needed(self) -> None:
-        if self._needs_reopening and not self._closed:
-            self._native = self._open_native(take_over=False)
-            self._cached = None
-            self._needs_reopening = False
-
-    def _view(self) -> CatalogView:
-        self._reopen_if_needed()
-        return super()._view()
-
-    def _committed(self, save: _native.Save, **record: Any) -> Commit:
-        """The short part of a save, in which nobody else uses the catalog."""
-        with self._lock:
-            view = self._view()
-            cached = self._cached
-            done = save.commit(**record)
-            # A signal handler may tag in the midst of this: then the list of commits is read anew.
-            if not record["tags"] and self._cached is cached:
-                view.append(done)
-                self._cached = (done.lsn, view)
-            return self._view()[done.txid]
-
-    def _raise_untold(self) -> None:
-        if self._background is not None and os.getpid() == self._owner:
-            self._background.raise_untold()
-
-    def _in_background(self) -> Background:
-        if self._mode == "r":
-            raise InvalidRequest(f"{self.path} is open for reading only")
-        if os.getpid() != self._owner:
-            raise InvalidRequest(
-                f"{self.path} was opened for writing by process {self._owner}, which holds it; a forked process has to "
-                "open it itself"
-            )
-        with self._lock:
-            if self._closed:
-                raise InvalidRequest("the store is closed")
-            if self._background is None:
-                self._background = Background(self)
-            return self._background
-
-    def _wait_for_background(self) -> None:
-        """Saves that were begun earlier come first, and what went wrong in them is said."""
-        if self._background is not None and os.getpid() == self._owner:
-            if self._background.busy:
-                self.refuse_inside()
-                self._background.settle()
-            self._background.raise_untold()
-
-    def refuse_inside(self) -> None:
-        """In a signal handler that interrupts a use of this store on the same thread, waiting would never end."""
-        inside = self._background is not None and self._background.waits_for_caller
-        if inside or self._lock._is_owned() or self._turn._is_owned():  # type: ignore[attr-defined]
-            raise InvalidRequest(
-                f"{self.path}: another call on this store is under way in this very thread, which a signal handler "
-                "interrupted; let the handler set a flag, and save at the next step"
-            )
-
-    def _capped(self, settings: Settings) -> _native.TokenBucket | None:
-        """What the store may write; it is kept as long as the cap is the same."""
-        cap = settings.bandwidth_cap_mbps
-        if cap == 0:
-            return None
-        if self._bucket is None or self._bucket[0] != cap:
-            self._bucket = cap, _native.TokenBucket(cap * 1e6)
-        return self._bucket[1]
-
-    def _draft(
-        self,
-        state: object,
-        step: int | None,
-        metrics: Mapping[str, object] | None,
-        tags: Sequence[str],
-        note: str,
-        allow_pickle: bool,
-    ) -> Draft:
-        meta = values.meta_of(dict(metrics or {}), note)
-        flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
-        self._outline = flat.outline
-        sizes = self.settings.page_bytes, self.settings.pack_below_bytes
-        last = self._plan
-        plan = (last and last.again(flat, *sizes)) or plan_pages(flat, *sizes)
-        self._plan = plan
-        return Draft(flat, plan, page_set(plan), step, meta, tuple(tags))
-
     def rollback(
         self,
         to: Which | None = None,
@@ -276,6 +128,7 @@ class Store(OpenStore):
         """
         if sum(value is not None for value in (to, lsn, steps)) != 1:
             raise InvalidRequest("say where to roll back to: one of to=, lsn= and steps=")
+        self._refuse_elsewhere("roll back")
         self._wait_for_background()
         with self._turn, self._lock:
             view = self._view()
@@ -303,6 +156,7 @@ class Store(OpenStore):
 
     def tag(self, name: str, commit: Which | None = None, *, remove: bool = False) -> None:
         """Names a commit (the head), moves the name, or removes it. A tagged commit is never collected."""
+        self._refuse_elsewhere("tag")
         if commit is None or (isinstance(commit, int) and self._background and self._background.in_flight(commit)):
             self._wait_for_background()
         else:
@@ -318,6 +172,7 @@ class Store(OpenStore):
     def record(self, key: str, value: object, step: int | None = None, *, sync: bool = True) -> int:
         """Logs a small value between commits and returns its LSN; durable when it returns. With ``sync=False`` it
         becomes durable with the next commit or synced record. A rollback brings back the value of its time."""
+        self._refuse_elsewhere("record values")
         document = values.encode_recorded(key, value, step)
         self._raise_untold()
         with self._lock:
@@ -340,6 +195,7 @@ class Store(OpenStore):
             InvalidRequest: ``keep`` is less than 1.
             CorruptStore: A kept commit's metadata is damaged: nothing is freed while that is so.
         """
+        self._refuse_elsewhere("collect")
         self._raise_untold()
         with self._lock:
             view = self._view()
@@ -364,6 +220,8 @@ class Store(OpenStore):
             with self._lock:
                 if self._background is background:  # and not made just now, by another thread
                     super().close()
+                    if self._job is not None:
+                        self._job.channel.close()
         self._raise_untold()
 
     def __exit__(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Mapping
 
 from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import NO_CHUNKS, flatten, plan_load
 
-__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of", "step_of"]
+__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of", "metrics_of", "step_of"]
 
 _SCALARS = (bool, int, float, str)
 
@@ -49,6 +50,13 @@ def meta_of(metrics: dict[str, object], note: str) -> dict[str, object]:
     if note:
         meta["note"] = note
     return meta
+
+
+def metrics_of(meta: Mapping[str, object]) -> dict[str, object]:
+    """The metrics that ``meta_of`` was given."""
+    metrics = decode_value(meta["metrics"])
+    assert isinstance(metrics, dict)
+    return metrics
 
 
 def step_of(step: object) -> int | None:

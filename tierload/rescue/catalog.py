@@ -12,13 +12,16 @@ from .journal import RecordHeader, journals, read_super
 from .report import Damage, Refused, Report
 
 SNAPSHOT, COMMIT, CHANGE, TAG, COLLECT = range(1, 6)  # types of records
-Shard = namedtuple("Shard", ["rank", "epoch", "txid", "length", "digest"])  # a root row: the manifest of a commit
+Row = namedtuple("Row", ["rank", "epoch", "txid", "length", "digest"])  # a root row: it pins a manifest or a root file
+MAX_RANKS = 1 << 16
+ROW = "<I4xQQQ16s16x"
 Change = tuple[str, bytes | None, bytes | None]  # key, value before, value after
 
 
 @dataclass
 class Commit:
-    """A commit of the catalog; `meta` is JSON text, `previous` the id of the commit before in the journal."""
+    """A commit of the catalog; `meta` is JSON text, `previous` the id of the commit before in the journal. `row` pins
+    the manifest, or where `ranks` is larger than 1 the root file."""
 
     id: str
     txid: int
@@ -30,7 +33,8 @@ class Commit:
     time: int
     previous: str
     meta: str
-    shard: Shard
+    ranks: int
+    row: Row
     changes: list[Change]
     tags: list[str] = field(default_factory=list)
 
@@ -51,14 +55,14 @@ def _change(cursor: Cursor) -> Change:
 
 def _commit(cursor: Cursor, lsn: int, time: int) -> Commit:
     txid, parent, source, step, flags, ranks, previous, raw, _, length, count = cursor.unpack("<QQQqII16sQQII")
-    if ranks != 1:
-        raise Damage(f"commit {txid}: {ranks} ranks, where format 1 has one")
-    shard = Shard(*cursor.unpack("<I4xQQQ16s16x"))
+    if not 1 <= ranks <= MAX_RANKS:
+        raise Damage(f"commit {txid}: {ranks} ranks")
+    row = Row(*cursor.unpack(ROW))
     meta, name = cursor.text(length), f"{xxhash.xxh3_128_intdigest(cursor.data):032x}"
     cursor.align()
     step, previous = step if flags & 1 else None, f"{int.from_bytes(previous, 'little'):032x}"
     changes = [_change(cursor) for _ in range(count)]
-    return Commit(name, txid, parent, source, step, raw, lsn, time, previous, meta, shard, changes)
+    return Commit(name, txid, parent, source, step, raw, lsn, time, previous, meta, ranks, row, changes)
 
 
 def _entries(cursor: Cursor, count: int) -> dict[int, Commit]:

@@ -4,13 +4,14 @@ import binascii
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .files import Cursor
 from .report import Damage, Report
 
 Use = tuple[str, str, dict[str, Any]]  # what shows a chunk: its key, tag and content
+Own = tuple[list[Any], int, int]  # a rank's own values, the first of its own chunks, and how many it has
 
 _PAIRS = {*"d map odict counter ddict statedict named data folder".split()}  # below them stand keys and values
 _LISTS = {*"list tuple set frozenset range slice deque".split()}  # below them stand values
@@ -85,34 +86,47 @@ def _below(tag: str, content: Any) -> Iterable[tuple[str, Any]]:
         raise Damage(f"unknown tag {tag!r}")
 
 
-def uses(state: bytes, chunks: int, where: str, report: Report) -> list[list[Use]]:
-    """For each chunk, everything in the document that shows it."""
-    found: list[list[Use]] = [[] for _ in range(chunks)]
+def parse(state: bytes) -> dict[str, Any]:
+    """The document; Damage when it is none of version 1."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, 6000))  # 500 values inside each other are some thousand brackets
     try:
-        document = json.loads(Cursor(state).text(len(state)))
+        document: dict[str, Any] = json.loads(Cursor(state).text(len(state)))
         if document["version"] != 1:
             raise Damage(f"version {document['version']!r}")
-        stack = [("", document["root"])]
+        return document
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        report.problems.append(f"{where}: the state document is not readable ({error}); chunks by their own keys")
-        return found
+        raise Damage(f"the state document is not readable ({error})") from None
     finally:
         sys.setrecursionlimit(limit)
+
+
+def uses(state: bytes, chunks: int, where: str, report: Report, own: Sequence[Own] = ()) -> list[list[Use]]:
+    """For each chunk, everything in the document that shows it. `own` are the own values of ranks."""
+    found: list[list[Use]] = [[] for _ in range(chunks)]
+    try:
+        root = parse(state)["root"]
+    except (Damage, KeyError) as error:
+        report.problems.append(f"{where}: {error}; chunks by their own keys")
+        return found
+    shared = own[0][1] if own else chunks
+    stack = [("", root, 0, shared)]
     while stack:
-        path, node = stack.pop()
+        path, node, first, count = stack.pop()
         if not isinstance(node, dict | list):
             continue
         try:
             content: Any
             ((tag, content),) = node.items() if isinstance(node, dict) else [("list", node)]
-            if tag not in ("t", "blob", "ndarray", "file"):
-                stack += [(path + name, inner) for name, inner in _below(tag, content)]
-            elif type(number := content["chunk"]) is int and 0 <= number < chunks:
-                found[number].append((path[1:], tag, content))
+            if tag == "own" and own:
+                for rank, (values, begin, tensors) in enumerate(own):
+                    stack += [(f"/~own/{rank}{path}", values[content], begin, tensors)] if values else []
+            elif tag not in ("t", "blob", "ndarray", "file"):
+                stack += [(path + name, inner, first, count) for name, inner in _below(tag, content)]
+            elif type(number := content["chunk"]) is int and 0 <= number < count:
+                found[first + number].append((path[1:], tag, content))
             elif number is not None:
-                raise Damage(f"names chunk {number!r} of {chunks}")
+                raise Damage(f"names chunk {number!r} of {count}")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             report.problems.append(f"{where}, key {path[1:]!r}: state document: {type(error).__name__} {error}")
     return found

@@ -12,6 +12,7 @@ from .report import Refused, Report
 
 Place = tuple[int, ...]  # epoch and sequence: which journal
 MAX_PAYLOAD = 64 << 20
+KNOWN = 1  # incompatible features: bit 0, commits may have several ranks
 RecordHeader = namedtuple(
     "RecordHeader",
     ["crc", "size", "type", "flags", "lsn", "epoch", "length", "payload_crc", "chain", "watermark", "time"],
@@ -34,7 +35,7 @@ def read_super(store: Path, report: Report) -> tuple[bytes | None, Place]:
         return None, (0, 0)
     fields = [struct.unpack_from("<8xI12xQ16sQ8xQQ16s", slot) for slot in valid]
     version, features, identity, _, *base, release = max(fields, key=lambda slot: slot[3])
-    if version != 1 or features:
+    if version != 1 or features & ~KNOWN:
         least = release.rstrip(b"\0").decode("ascii", "backslashreplace")
         raise Refused(f"{store}: format {version}, features {features:#x}: tierload {least} or later is needed")
     return identity, tuple(base)
@@ -95,7 +96,7 @@ def journals(store: Path, identity: bytes | None, report: Report) -> Iterator[Jo
         own = next((journal for journal in found if identity in (None, journal.owner)), None)
         if own is None:
             report.notes.append(f"journal {name}: no valid header, passed over")
-        elif own.version != 1 or own.features:
+        elif own.version != 1 or own.features & ~KNOWN:
             raise Refused(
                 f"journal {name}: format {own.version}, features {own.features:#x}: a later release is needed"
             )

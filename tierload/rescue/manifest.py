@@ -1,4 +1,4 @@
-"""A commit's manifest, and through it the bytes of its chunks: docs/FORMAT.md sections 6 and 7."""
+"""A commit's root and manifests, and through them the bytes of chunks: docs/FORMAT.md sections 6 and 7."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from .catalog import Shard
+from .catalog import ROW, Commit, Row
 from .digests import MANIFEST_LEAF, leaf_digests, page_digest, root_digest
 from .files import BLOCK, Cursor, read_at, size_of
 from .pages import decode_planes
@@ -27,14 +27,19 @@ SEGMENTS, PAGES, CHUNKS, INDEX, DIMS, KEYS, STATE = range(7)  # the sections
 ROWS = {SEGMENTS: "<QQIIQ", PAGES: "<16s16sQIIIBB10x", CHUNKS: "<QQIHBxQQIII12x", DIMS: "<q"}
 
 
-def read_body(store: Path, shard: Shard, report: Report) -> bytes:
-    """A manifest's body, each leaf of it from whichever copy holds it."""
-    name, length = f"man/{shard.epoch:08x}-{shard.txid:012x}.r{shard.rank:04x}", shard.length
+def name_of(row: Row, suffix: str) -> str:
+    """The name of a file in man/."""
+    return f"man/{row.epoch:08x}-{row.txid:012x}.{suffix}"
+
+
+def read_body(store: Path, row: Row, report: Report, name: str = "") -> bytes:
+    """The body of a manifest, or of another sealed file, each leaf of it from whichever copy holds it."""
+    name, length = name or name_of(row, f"r{row.rank:04x}"), row.length
     paths = [path for path in (store / name, store / f"{name}.m") if size_of(path) >= length]
     spans = [(at, min(MANIFEST_LEAF, length - at)) for at in range(0, length if paths else 0, MANIFEST_LEAF)]
     tables = [read_at(path, length, 8 * len(spans)) for path in paths]  # should both be damaged, the bodies give it
     tables += [b"".join(leaf_digests(read_at(path, *span), MANIFEST_LEAF) for span in spans) for path in paths]
-    table = next((table for table in tables if root_digest(table, length) == shard.digest), b"")
+    table = next((table for table in tables if root_digest(table, length) == row.digest), b"")
     if not table:
         raise Damage(f"{name}: no copy of it is long enough and matches the commit's digest")
     body = []
@@ -49,16 +54,31 @@ def read_body(store: Path, shard: Shard, report: Report) -> bytes:
     return b"".join(body)
 
 
-class Manifest:
-    """The tables of a commit, and the way from a chunk to its bytes."""
+def read_root(store: Path, commit: Commit, report: Report) -> list[Row]:
+    """The root rows of a commit: docs/FORMAT.md section 6.1."""
+    if commit.ranks == 1:
+        return [commit.row]
+    name = name_of(commit.row, "root")
+    cursor = Cursor(read_body(store, commit.row, report, name))
+    magic, version, ranks, *place, _, features = cursor.unpack("<8sIIQQQQQ8x")
+    if (magic, version, ranks, place) != (b"TLROOT01", 1, commit.ranks, [*commit.row[1:4]]) or features:
+        raise Damage(f"{name}: its header does not fit its commit")
+    rows = [Row(*cursor.unpack(ROW)) for _ in range(ranks)]
+    if any(row.rank != rank or row.txid > commit.txid for rank, row in enumerate(rows)):
+        raise Damage(f"{name}: its rows are not those of ranks 0 to {ranks - 1}")
+    return rows
 
-    def __init__(self, store: Path, shard: Shard, report: Report) -> None:
-        self.store, self.report, cursor = store, report, Cursor(body := read_body(store, shard, report))
-        magic, version, rank, self.page_size, features, *place = cursor.unpack("<8sII4xI8xQQQQ")
+
+class Manifest:
+    """The tables of one rank of a commit, and the way from a chunk to its bytes."""
+
+    def __init__(self, store: Path, pin: Row, report: Report, ranks: int = 1) -> None:
+        self.store, self.report, cursor = store, report, Cursor(body := read_body(store, pin, report))
+        magic, version, rank, world, self.page_size, features, *place = cursor.unpack("<8sIIII8xQQQQ")
         if magic != b"TLMAN001" or version != 1 or features:
             raise Damage(f"manifest of format {version}, features {features:#x}: not readable by this release")
-        if (rank, *place) != shard[:4] or self.page_size > MAX_PAGE:
-            raise Damage("manifest whose header does not fit its commit")
+        if (rank, *place) != pin[:4] or world != ranks or self.page_size > MAX_PAGE:
+            raise Damage(f"manifest whose header does not fit its commit: rank {rank} of {world}, txid {place[1]}")
         sections = [cursor.unpack("<QQ") for _ in range(7)]
         if any(offset % 64 or offset + length > len(body) for offset, length in sections):
             raise Damage("manifest with a section that goes beyond it")
@@ -66,6 +86,11 @@ class Manifest:
         self.chunks, self.state = self.count(CHUNKS), self.sections[STATE]
         self.budget = SPARE + 16 * self.page_size * self.count(PAGES)
         self.page = functools.lru_cache(maxsize=8)(self._page)
+        self.lost = list[str]()  # shards that are damaged: of a commit by one rank there is no other
+
+    def texts(self) -> dict[str, str]:
+        """What is no tensor, as it is stored."""
+        return {"state": self.state.decode("ascii", "backslashreplace")}
 
     def count(self, section: int) -> int:
         """How many rows a section has."""
@@ -119,6 +144,12 @@ class Manifest:
         if len(key) != length or xxhash.xxh3_64_intdigest(key) != digest:
             raise Damage(f"chunk {number}: its key is damaged")
         return Cursor(key).text(length)
+
+    def box(self, number: int) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """The key of a chunk, and where in a whole tensor of which shape it begins."""
+        _, _, _, _, ndim, dims, *_ = self.row(CHUNKS, number)
+        numbers = [self.row(DIMS, dims + at)[0] for at in range(2 * ndim)]
+        return self.key(number), tuple(numbers[ndim:]), tuple(numbers[:ndim])
 
     def chunk(self, number: int) -> Tensor:
         """A chunk: dtype, sizes and bytes, every page of them checked."""

@@ -9,6 +9,7 @@ from .catalog import Commit, open_catalog
 from .manifest import Manifest, Tensor
 from .report import Damage, Report
 from .tensors import tensors_of
+from .together import Together
 
 
 def read(
@@ -18,7 +19,8 @@ def read(
     tag: str | None = None,
     report: Report | None = None,
 ) -> dict[str, Tensor]:
-    """Every tensor of a commit by its key: dtype name, shape, row-major bytes.
+    """Every tensor of a commit by its key: dtype name, shape, row-major bytes. Of a commit by several ranks tensors are
+    whole, and those that a rank has of its own are below `~own/<rank>/`.
 
     `commit` is a txid, or the id or the beginning of it. When none is named it is the newest of the head's line whose
     manifest and segments are whole. What is damaged is left out and named in `report.problems`; without a report,
@@ -42,26 +44,28 @@ def extract(store: Path, report: Report, which: dict[str, Any]) -> tuple[dict[st
     """The tensors of a commit, and everything else of it as text."""
     catalog = open_catalog(store, report)
     commit, manifest, where = _readable(store, catalog.select(**which), report)
-    facts = {name: value for name, value in vars(commit).items() if name not in ("meta", "shard", "changes")}
+    facts = {name: value for name, value in vars(commit).items() if name not in ("meta", "row", "changes")}
     values = {key: value.decode("utf-8", "backslashreplace") for key, value in catalog.values.items()}
     texts = {"commit": json.dumps(facts), "meta": commit.meta, "values": json.dumps(values)}
-    texts["state"] = manifest.state.decode("ascii", "backslashreplace")
+    texts |= manifest.texts()
     return tensors_of(manifest, where), {f"tierload.{name}": text for name, text in texts.items()}
 
 
-def _readable(store: Path, wanted: list[Commit], report: Report) -> tuple[Commit, Manifest, str]:
+def _readable(store: Path, wanted: list[Commit], report: Report) -> tuple[Commit, Manifest | Together, str]:
     """The first commit that is whole, else the first whose manifest is; why others were passed over is reported."""
     second = None
     for commit in wanted:
         where = f"commit {commit.txid} ({commit.id})"
         try:
-            manifest = Manifest(store, commit.shard, report)
+            several = commit.ranks > 1
+            manifest = Together(store, commit, report) if several else Manifest(store, commit.row, report)
         except ValueError as damage:
             report.problems.append(f"{where}: {damage}")
             continue
         second = second or (commit, manifest, where)
         missing = manifest.missing()
         if not missing or len(wanted) == 1:
+            report.problems += [f"{where}: {line}" for line in manifest.lost]
             return commit, manifest, where
         report.problems.append(f"{where}: {'; '.join(missing)}")
     if second is None:

@@ -8,9 +8,10 @@ import numpy as np
 from .document import uses
 from .manifest import SHELLS, SIZES, Manifest, Tensor
 from .report import Damage
+from .together import Together
 
 
-def view(leaf: dict[str, Any], chunk: Tensor, manifest: Manifest) -> Tensor:
+def view(leaf: dict[str, Any], chunk: Tensor, manifest: Manifest | Together) -> Tensor:
     """The tensor that a `t` describes, made contiguous, with conj and neg carried out."""
     dtype, shape, offset = str(leaf.get("dtype", chunk[0])), leaf["shape"], leaf.get("offset", 0)
     stride = leaf.get("stride", [math.prod(shape[at + 1 :]) for at in range(len(shape))])
@@ -44,10 +45,11 @@ def _negated(dtype: str, data: bytes, conj: bool, neg: bool) -> bytes:
     return parts.tobytes()
 
 
-def tensors_of(manifest: Manifest, where: str) -> dict[str, Tensor]:
+def tensors_of(manifest: Manifest | Together, where: str) -> dict[str, Tensor]:
     """Every tensor of a manifest by its key; what is damaged is reported and left out."""
     found, problems = dict[str, Tensor](), manifest.report.problems
-    for number, users in enumerate(uses(manifest.state, manifest.chunks, where, manifest.report)):
+    of_ranks = manifest.own if isinstance(manifest, Together) else ()
+    for number, users in enumerate(uses(manifest.state, manifest.chunks, where, manifest.report, of_ranks)):
         keys = sorted((key for key, _, _ in users), key=lambda key: key.encode("utf-8", "surrogatepass"))
         try:
             own = manifest.key(number)

@@ -1,24 +1,46 @@
 """The torch edge: a state ⇄ chunks of bytes and a document of typed values; filling a target in place."""
 
 from tierload.state.bind import plan_bind
+from tierload.state.cutting import Cut, Unit, cut, matching
+from tierload.state.documents import Listed, StoredTensor, WholeState, listed, own_keys, read_documents, write_documents
+from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
+from tierload.state.keys import ROOT
 from tierload.state.memory import NO_CHUNKS
+from tierload.state.nodes import tag_of
 from tierload.state.plan import LoadPlan, plan_load
 from tierload.state.registry import register_type
 from tierload.state.rng import RNG
+from tierload.state.sharding import is_spread, local_part
 from tierload.state.tensors import TORCH, is_plain_tensor
 
 __all__ = [
+    "CODE_NAMES",
     "NO_CHUNKS",
     "RNG",
+    "ROOT",
     "TORCH",
+    "Cut",
     "File",
     "Folder",
+    "Listed",
     "LoadPlan",
+    "StoredTensor",
+    "Unit",
+    "WholeState",
+    "cut",
     "flatten",
     "is_plain_tensor",
+    "is_spread",
+    "listed",
+    "local_part",
+    "matching",
+    "own_keys",
     "plan_bind",
     "plan_load",
+    "read_documents",
     "register_type",
+    "tag_of",
+    "write_documents",
 ]

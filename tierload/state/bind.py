@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tierload.state import (
     module_binding,
     optimizer_binding,
     rng,
+    spread_binding,
 )
 from tierload.state.compounds import is_compound
 from tierload.state.dtypes import BY_DTYPE
@@ -32,10 +33,14 @@ from tierload.state.pause import paused_collection
 from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.problems import Problems
 from tierload.state.reader import Reader
+from tierload.state.sharding import is_spread, ranks_of
 from tierload.state.targets import Put, is_filled, is_sequence
 from tierload.state.tensors import is_freed, is_plain_tensor, refusal
 from tierload.state.views import TensorView, whole_view
-from tierload.types import ChunkTable, LoadReport
+from tierload.types import ChunkTable, LoadReport, PartDestination
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Binder", "plan_bind"]
 
@@ -50,6 +55,7 @@ def plan_bind(
     keys: Sequence[str] | None = None,
     types: Sequence[type] = (),
     allow_pickle: bool = False,
+    holders: set[tuple[int, ...]] | None = None,
 ) -> LoadPlan:
     """Plan to load a state into ``into``: a module, an optimizer, or a container of such objects, tensors and values.
 
@@ -66,8 +72,12 @@ def plan_bind(
     with paused_collection():
         reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
         binder = Binder(reader, into, strict=strict, cast=cast)
-        binder.walk()
-        plan = binder.plan()
+        try:
+            binder.walk()
+            plan = binder.plan()
+        finally:
+            if holders is not None:
+                holders.update(ranks_of(mesh) for mesh in binder.meshes.values())
     refuse_unused(wanted)
     return plan
 
@@ -83,6 +93,9 @@ class Binder:
         self.materials: list[Fill] = []  # tensors on meta, which are given memory
         self.actions: list[Callable[[], None]] = []
         self.last: list[Callable[[], None]] = []  # random generators, which the actions may use
+        self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
+        self.meshes: dict[int, DeviceMesh] = {}  # over which they are, by identity
+        self.touched: list[torch.Tensor] = []  # memory of theirs that is filled directly
         self._into = into
         self._cast = cast
         self._fills: list[Fill] = []
@@ -129,8 +142,9 @@ class Binder:
             fill.view.data(memory)
         fills.settle(self._fills)
         bound, tensors = memory.bound()
-        fills.touch(tensors)
-        in_place = {number for number, _ in fills.direct}.union(bound.tolist())
+        fills.touch([*tensors, *self.touched])
+        in_place = {number for number, _ in fills.direct}.union(bound.tolist(), (part.chunk for part in self.parts))
+        destinations = memory.destinations(fills.direct, self.parts)
 
         def finish() -> LoadReport:
             self.reader.arrived()
@@ -144,7 +158,7 @@ class Binder:
                 act()
             return self._report(bound.tolist())
 
-        return LoadPlan(memory.chunks, memory.destinations(fills.direct), in_place, self.reader.users, finish)
+        return LoadPlan(memory.chunks, destinations, in_place, self.reader.users, finish)
 
     def _clashes(self) -> list[Fill]:
         """Fills whose memory in the target another one has, with other bytes."""
@@ -222,23 +236,33 @@ class Binder:
         if (not is_plain_tensor(live) and not isinstance(live, torch.nn.Parameter)) or is_freed(live):
             raise refusal(live, path)
         view = self.reader.view(content, path)
-        own, stored = BY_DTYPE.get(live.dtype), view.row
         if tuple(live.shape) != view.shape:
             self.problems.shapes(path, f"has shape {tuple(live.shape)} in the target and {view.shape} in the store")
-        elif live.dtype is not stored.torch and not (self._cast and own and own.castable and stored.castable):
-            self.problems.dtypes(path, f"is {live.dtype} in the target and {stored.torch} in the store")
-            if own and own.castable and stored.castable:
-                self.problems.advise("cast=True converts between float dtypes.")
-        elif (why := obstacle(live, view)) != "":
-            self.problems.shapes(path, why)
+        elif not (why := obstacle(live, view)):
+            return view if self.same_dtype(live, view, path) else None
         else:
-            if live.dtype is not stored.torch:
-                self._converted.append(path.text())
-            return view
+            self.problems.shapes(path, why)
         return None
+
+    def same_dtype(self, live: torch.Tensor, view: TensorView, path: Path) -> bool:
+        """Whether what is stored has the dtype of ``live``, or may be converted to it; if not, that is reported."""
+        own, stored = BY_DTYPE.get(live.dtype), view.row
+        if live.dtype is stored.torch:
+            return True
+        castable = own is not None and own.castable and stored.castable
+        if castable and self._cast:
+            self._converted.append(path.text())
+            return True
+        self.problems.dtypes(path, f"is {live.dtype} in the target and {stored.torch} in the store")
+        if castable:
+            self.problems.advise("cast=True converts between float dtypes.")
+        return False
 
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
+        if is_spread(live):
+            spread_binding.bind_spread(self, live, node, path)
+            return
         if is_compound(live):
             compound_binding.bind_compound(self, live, node, path, put)
             return
@@ -266,6 +290,8 @@ class Binder:
     def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
         """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
         tag, content = tag_of(node)
+        if is_spread(live):
+            return spread_binding.fill_if_alike(self, live, node, path)
         if is_compound(live):
             return compound_binding.fill_if_alike(self, live, node, path)
         if tag != "t" or live.is_meta or not is_plain_tensor(live):

@@ -12,7 +12,7 @@ import torch
 
 from tierload import _native
 from tierload.errors import UnsupportedValue
-from tierload.state import compound_writing, files, modules, optimizers, rng
+from tierload.state import compound_writing, files, modules, optimizers, rng, sharding
 from tierload.state.chunking import Chunk, chunks_of
 from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
@@ -24,7 +24,7 @@ from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
 from tierload.state.sources import Blob, Described, described, texts
 from tierload.state.tensors import NDIM_MAX, TORCH, TensorLeaf, is_freed, refusal
 from tierload.state.texts import base64_text, quoted
-from tierload.types import ChunkTable, FlatState
+from tierload.types import ChunkTable, FlatState, Sharded
 
 __all__ = ["flatten"]
 
@@ -98,6 +98,10 @@ class _Writer:
         self._out = _native.StateWriter(TORCH)
         self._tensors: list[TensorLeaf] = []
         self._blobs: list[Blob] = []
+        self._spread: dict[int, Sharded] = {}  # by hole
+        self._parts: dict[
+            object, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # of spread tensors, and what is stored of each
         self._notes: list[str] = []
         self._open: set[int] = set()
         self._names: ParameterNames | None = None
@@ -177,7 +181,25 @@ class _Writer:
             owners=(out.release(), [each.owner for each in more]),
             notes=tuple(self._notes),
             outline=outline,
+            sharded=self._sharded(numbered) if self._spread else {},
         )
+
+    def _sharded(self, numbered: list[tuple[int, Chunk | TensorLeaf | Blob]]) -> dict[int, Sharded]:
+        """What the chunks are parts of that hold the local part of a spread tensor."""
+        found: dict[int, Sharded] = {}
+        for number, row in numbered:
+            leaves = [row] if isinstance(row, TensorLeaf) else [view.leaf for view in getattr(row, "views", ())]
+            wholes = {self._spread.get(leaf.hole) for leaf in leaves}
+            if wholes <= {None}:
+                continue
+            whole = wholes.pop()
+            if wholes or whole is None or not all(_is_all_of(leaf, leaves[0]) for leaf in leaves):
+                keys = ", ".join(sorted(leaf.key for leaf in leaves)[:4])
+                raise UnsupportedValue(
+                    f"{keys} share memory, and one of them is a part of a tensor that is spread over ranks: clone it"
+                )
+            found[number] = whole
+        return found
 
     def _met(self, value: object) -> str:
         """Count a value whose identity is kept; the reference to it when it has been met before, else no text."""
@@ -190,6 +212,8 @@ class _Writer:
 
     def _other(self, value: object, path: Path) -> tuple[Callable[[Any, Path], Parts], bool]:
         """How a value of no built-in type is written, and whether references count it."""
+        if sharding.is_spread(value):
+            return self._spread_tensor, False
         if is_compound(value):
             return self._compound, False  # it counts itself
         if isinstance(value, torch.Tensor) and not self._allow_pickle:
@@ -217,6 +241,30 @@ class _Writer:
             raise refusal(tensor, path)
         self._tensors.append(TensorLeaf(tensor, path.text(), self._hole('{"t":')))
         return ["}"]
+
+    def _spread_tensor(self, tensor: Any, path: Path) -> Parts:
+        """This rank's part of a tensor; what it is a part of is told beside the document."""
+        whole, local = sharding.sharded(tensor, path), sharding.local_part(tensor, path)
+        if local.dtype not in BY_DTYPE or local.is_meta or local.dim() > NDIM_MAX or is_freed(local):
+            raise refusal(local, path)
+        leaf = TensorLeaf(self._once(local), path.text(), self._hole('{"t":'))
+        if isinstance(tensor, torch.nn.Parameter):
+            leaf.marks += ',"kind":"parameter"'
+        if tensor.requires_grad:
+            leaf.marks += ',"grad":true'
+        self._spread[leaf.hole] = whole
+        self._tensors.append(leaf)
+        return ["}"]
+
+    def _once(self, local: torch.Tensor) -> torch.Tensor:
+        """The same contiguous tensor for all parts over one memory: what is tied is so on every rank, also on one whose
+        part is empty (it has no address) or has to be copied."""
+        memory = local.untyped_storage()._cdata, local.storage_offset()
+        place = memory, local.dtype, local.shape, local.stride(), local.is_conj(), local.is_neg()
+        if place not in self._parts:
+            whole = TensorLeaf(local, "", 0).contiguous
+            self._parts[place] = local, local if whole else local.clone(memory_format=torch.contiguous_format)
+        return self._parts[place][1]
 
     def _compound(self, tensor: torch.Tensor, path: Path) -> Parts:
         reference = self._met(tensor)
@@ -305,6 +353,10 @@ class _Opened:
 
     def __init__(self, value: object) -> None:
         self.value = value
+
+
+def _is_all_of(leaf: TensorLeaf, first: TensorLeaf) -> bool:
+    return leaf.shape == first.shape and leaf.start == first.start and (leaf.contiguous or not leaf.nbytes)
 
 
 _NOTHING = np.empty(0, np.uint8)

@@ -15,7 +15,7 @@ from tierload import _native
 from tierload.errors import CorruptStore, UnsupportedValue
 from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
 from tierload.state.tensors import TORCH
-from tierload.types import ChunkInfo, ChunkTable, Destinations
+from tierload.types import ChunkInfo, ChunkTable, Destinations, PartDestination
 
 __all__ = ["NO_CHUNKS", "Memory"]
 
@@ -147,8 +147,11 @@ class Memory:
         self._arrays[chunk.number] = array
         return array
 
-    def destinations(self, direct: Sequence[tuple[int, torch.Tensor]] = ()) -> Destinations:
-        """Where the bytes of the chunks go that have been asked for or bound, and those that go to ``direct``."""
+    def destinations(
+        self, direct: Sequence[tuple[int, torch.Tensor]] = (), parts: Sequence[PartDestination] = ()
+    ) -> Destinations:
+        """Where the bytes of the chunks go that have been asked for or bound, and those that go to ``direct``; and the
+        ``parts`` of chunks."""
         (chunks, pointers, owners), (bound, bound_pointers, live) = self._table.made(), self._table.bound()
         more: list[tuple[int, int, object]] = [
             (number, array.ctypes.data, array) for number, array in self._arrays.items() if array.nbytes
@@ -158,7 +161,8 @@ class Memory:
         pointers = np.concatenate([pointers, bound_pointers, np.array([pointer for _, pointer, _ in more], np.uint64)])
         kept = self.chunks.nbytes[chunks] > 0
         order = np.argsort(chunks[kept], kind="stable")
-        return Destinations(chunks[kept][order], pointers[kept][order], (owners, live, [owner for _, _, owner in more]))
+        keepers = (owners, live, [owner for _, _, owner in more])
+        return Destinations(chunks[kept][order], pointers[kept][order], keepers, parts)
 
 
 def _empty(code: int, sizes: list[int]) -> torch.Tensor:

@@ -17,6 +17,8 @@ from tierload.state.keys import Path
 from tierload.state.members import entries
 from tierload.state.memory import Memory
 from tierload.state.nodes import tag_of
+from tierload.state.sharding import is_spread
+from tierload.state.spread_binding import fresh_for, matching_view
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -44,10 +46,19 @@ def _is_plain(module: torch.nn.Module) -> bool:
             or cls.load_state_dict is not base.load_state_dict
             or cls.state_dict is not base.state_dict
             or not vars(inner).keys().isdisjoint(("load_state_dict", "state_dict", "_load_from_state_dict"))
-            or any(getattr(inner, name, None) for name in _HOOKS)
+            or not all(_is_known(hook) for name in _HOOKS for hook in (getattr(inner, name, None) or {}).values())
         ):
             return False
     return True
+
+
+def _is_known(hook: Any) -> bool:
+    """Whether a hook around state dicts does no more than bring the parameters into their spread form, as those of
+    fully_shard do: before a state dict is taken or loaded, and after, to look at new parameters."""
+    hook = getattr(hook, "hook", hook)
+    hook = getattr(hook, "func", hook)
+    owner = getattr(hook, "__module__", "") or ""
+    return owner.startswith("torch.distributed.fsdp._fully_shard.")
 
 
 def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path) -> None:
@@ -98,9 +109,16 @@ def _hand_over(
     renames = any(getattr(inner, "_load_state_dict_pre_hooks", None) for inner in live.modules())
     tensors = dict(live.named_parameters(remove_duplicate=False)) | dict(live.named_buffers(remove_duplicate=False))
     names = []
+    fresh: dict[str, torch.Tensor | None] = {}  # those that are spread over ranks
     for name in _matching(binder, own, stored, path, renames=renames):
         place, node = stored[name]
-        if not is_handed_over(binder, own.get(name), node, place):
+        if not is_spread(own.get(name)) and not is_handed_over(binder, own.get(name), node, place):
+            continue
+        if is_spread(own.get(name)):
+            if matching_view(binder, own[name], node, place) is not None:
+                fresh[name] = fresh_for(binder, own[name], node, place)
+                binder.loaded.append(place)
+                names.append(name)
             continue
         if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t":
             view = binder.matching_view(own[name], node, place)
@@ -119,7 +137,7 @@ def _hand_over(
         state: collections.OrderedDict[str, Any] = collections.OrderedDict()
         for name in names:
             place, node = stored[name]
-            state[name] = binder.reader.unfiltered(node, place)
+            state[name] = fresh[name] if name in fresh else binder.reader.unfiltered(node, place)
         if metadata is not None:
             state._metadata = binder.reader.unfiltered(metadata, path.inner())  # type: ignore[attr-defined]
         try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from tierload.errors import CorruptStore
 
-__all__ = ["DROPPED", "SCALARS", "fields_of", "tag_of"]
+__all__ = ["DAMAGE", "DROPPED", "SCALARS", "fields_of", "tag_of"]
 
 DROPPED = object()
 """What a node decodes to when the key filter leaves nothing of it."""
+
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, struct.error)
+"""What Python's own constructors raise for content that no writer gives."""
 
 SCALARS = frozenset((str, int, float, bool, type(None)))
 """Types of nodes that are their own value."""

@@ -19,6 +19,7 @@ from tierload.state.leaf_binding import bind_stateful
 from tierload.state.members import OptimizerNode, entries, optimizer_node
 from tierload.state.nodes import tag_of
 from tierload.state.optimizers import own_names, parameters_of
+from tierload.state.spread_binding import fresh_for
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -190,6 +191,8 @@ def _bind_states(
                 for name, (spot, inner) in stored.items():
                     old = current.get(name)
                     target = old if isinstance(old, torch.Tensor) and binder.fill_if_alike(old, inner, spot) else None
+                    if target is None and name != "step":  # which torch keeps plain, also of a parameter of one element
+                        target = fresh_for(binder, parameters[key], inner, spot)
                     if target is None and is_handed_over(binder, None, inner, spot):
                         binder.reader.unfiltered(inner, spot)
                         binder.loaded.append(spot)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from tierload.state import decoders, file_nodes, members, rebuilding
 from tierload.state.containers import HASHABLE_DEPTH_MAX, hashable_json, key_element
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, OtherKey, Path
 from tierload.state.memory import Memory
-from tierload.state.nodes import DROPPED, SCALARS, fields_of, tag_of
+from tierload.state.nodes import DAMAGE, DROPPED, SCALARS, fields_of, tag_of
 from tierload.state.registry import known_types
 from tierload.state.scalars import READERS, read_numpy_dtype, sized
 from tierload.state.texts import bytes_of, parse
@@ -33,9 +32,6 @@ from tierload.types import ChunkTable
 __all__ = ["Reader"]
 
 _PENDING = object()
-
-_DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, struct.error)
-"""What Python's own constructors raise for content that no writer gives."""
 
 Decoding = Generator[tuple[object, Path], object, object]
 
@@ -123,7 +119,7 @@ class Reader:
                     value = stop.value
                 else:
                     value = self._step(node, path, stack)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             if isinstance(error, (CorruptStore, UnsupportedValue, UnsupportedFormat)):
                 raise
             raise CorruptStore(f"{path.shown()} cannot be rebuilt: {error!r}") from error
@@ -247,7 +243,7 @@ class Reader:
                 else:
                     below = [(child, place) for place, child in members.members(self, tag, content, path)]
                 stack.extend(reversed(below))
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 raise CorruptStore(f"{path.shown()} cannot be read: {error!r}") from error
         return found
 

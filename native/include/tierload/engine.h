@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "tierload/catalog.h"
 #include "tierload/codec.h"
 #include "tierload/manifest.h"
 #include "tierload/pace.h"
+#include "tierload/shard.h"
 
 namespace tierload {
 
@@ -67,6 +67,7 @@ struct WriteOptions {
   unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
   Compression compression = Compression::fast;
   std::optional<double> device_rate;  // bytes a second: choose_compression() decides, once a page has to be encoded
+  size_t samples = 8;                 // pages that it tries
   uint64_t segment_bytes = 128u << 20;
   PageGate* gate = nullptr;  // null: all pages are there
   // A segment ends early to be durable so long after its first byte was placed in it; 0: only its size ends it.
@@ -84,7 +85,7 @@ struct SegmentTime {
 
 struct WriteResult {
   std::vector<PageRow> pages;        // one for each source, in order
-  std::vector<SegmentRow> segments;  // all that `pages` refer to: the parent's that are used, then the new ones
+  std::vector<SegmentRow> segments;  // all that `pages` refer to: the parents' that are used, and the new ones
   uint64_t raw_bytes = 0;
   uint64_t written_bytes = 0;
   uint64_t written_pages = 0;
@@ -95,16 +96,19 @@ struct WriteResult {
 };
 
 // `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
-// pages are tried, which takes milliseconds.
+// pages are tried, at most `most_samples`, which takes milliseconds.
 Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
-                               double device_rate);
+                               double device_rate, size_t most_samples);
 
-// Digests every page, references those that `parent` (may be null) or this call already has, encodes and writes the
-// others into segments of `transaction`, in order: the layout depends on the bytes alone, not on threads or time,
+// Digests every page, references those that one of `parents` or this call already has, encodes and writes the others
+// into segments of `shard`, in order: the layout depends on the bytes alone, not on threads or time,
 // except that a flush interval ends segments by the clock. Every segment is durable when it returns. Buffers are
 // bounded: four pages a thread, and 64 MiB of raw bytes in all. Throws CancelledError.
-WriteResult write_pages(Transaction& transaction, std::span<const PageSource> sources, const Manifest* parent,
-                        const WriteOptions& options, Progress* progress);
+WriteResult write_pages(ShardWriter& shard, std::span<const PageSource> sources,
+                        std::span<const Manifest* const> parents, const WriteOptions& options, Progress* progress);
+
+// The raw digest of every page, as write_pages() finds it; `threads` work beside the caller.
+std::vector<Digest> digest_pages(std::span<const PageSource> sources, unsigned threads);
 
 // A part of a page that is wanted: `into` gets the raw bytes from `page_offset` on.
 struct PagePart {
@@ -126,6 +130,15 @@ struct PageFailure {
 // page.
 void read_pages(Storage& storage, const Manifest& manifest, std::span<const PagePart> parts, unsigned threads,
                 std::span<uint8_t> touched, Progress* progress);
+
+struct CopyRun {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  uint64_t length = 0;
+};
+
+// Copies runs of bytes, none of which overlaps another, on up to `threads` threads, the caller's among them.
+void copy_runs(std::span<const CopyRun> runs, unsigned threads);
 
 // Reads pages only to verify them, to the last byte of their padding. Returns every failure.
 std::vector<PageFailure> check_pages(Storage& storage, const Manifest& manifest, std::span<const uint32_t> pages,

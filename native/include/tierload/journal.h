@@ -21,6 +21,11 @@ using StoreId = std::array<std::byte, 16>;
 
 constexpr uint32_t format_version = 1;
 
+// Incompatible features (docs/FORMAT.md section 12): a store that has one is refused by a release that does not know
+// it.
+constexpr uint64_t feature_ranks = 1;  // commits by several ranks
+constexpr uint64_t features_known = feature_ranks;
+
 enum class RecordType : uint8_t { snapshot = 1, commit = 2, change = 3, tag = 4, collect = 5, prepare = 6, heat = 7 };
 
 struct Record {
@@ -58,6 +63,7 @@ struct JournalHeader {
   uint64_t salt = 0;
   uint64_t first_lsn = 1;
   JournalLink predecessor;
+  uint64_t features = 0;  // incompatible ones
 };
 
 // Journals that have at least one copy, oldest first.

@@ -73,28 +73,33 @@ struct ManifestParts {
   uint64_t txid = 0;
   std::span<const SegmentRow> segments;
   std::span<const PageRow> pages;
-  std::span<const ChunkRow> chunks;  // sorted by key
+  std::span<const ChunkRow> chunks;  // sorted by key, then offsets
   std::span<const int64_t> dims;
   Bytes keys;
   Bytes state;
 };
 
-struct EncodedManifest {
+constexpr uint64_t sealed_body_max = uint64_t{1} << 40;  // of any file that a row pins: no sum of lengths overflows
+
+struct SealedFile {
   std::vector<std::byte> file;  // body and leaf table
   uint64_t body_length = 0;
   Digest digest;
 };
-EncodedManifest encode_manifest(const ManifestParts& parts);
+SealedFile encode_manifest(const ManifestParts& parts);
+// How long the file is that `row` pins. Throws CorruptError when none is.
+uint64_t manifest_file_length(const RootRow& row);
 
 std::string manifest_path(uint64_t epoch, uint64_t txid, uint32_t rank);
 
 // An open, verified manifest shard. While it lives it holds a shared lock, so that collection leaves its files alone.
 class Manifest {
  public:
-  // Opens the shard that `row` pins: the first copy, or the mirror when that one is missing or damaged (which is added
-  // to `warnings`). Every byte is verified, and every row is checked against its bounds: nothing that is read here
-  // later can point outside. Throws CorruptError when neither copy serves.
-  static std::unique_ptr<Manifest> open(Storage& storage, const RootRow& row, std::vector<std::string>* warnings);
+  // Opens the shard that `row` pins in a commit by so many ranks: the first copy, or the mirror when that one is
+  // missing or damaged (which is added to `warnings`). Every byte is verified, and every row is checked against its
+  // bounds: nothing that is read here later can point outside. Throws CorruptError when neither copy serves.
+  static std::unique_ptr<Manifest> open(Storage& storage, const RootRow& row, uint32_t ranks,
+                                        std::vector<std::string>* warnings);
   // Opens a shard that no commit pins any more, by what it says of itself. For collection only.
   static std::unique_ptr<Manifest> open_unpinned(Storage& storage, uint64_t epoch, uint64_t txid, uint32_t rank);
 
@@ -104,6 +109,7 @@ class Manifest {
 
   const std::string& path() const { return path_; }
   uint32_t rank() const;
+  uint32_t world_size() const;
   uint32_t page_bytes() const;
   std::span<const SegmentRow> segments() const { return section<SegmentRow>(0); }
   std::span<const PageRow> pages() const { return section<PageRow>(1); }
@@ -114,20 +120,22 @@ class Manifest {
   Bytes state() const { return section<std::byte>(6); }
 
   std::string_view key(const ChunkRow& chunk) const;
-  // The number of the chunk with this key.
+  // The number of the (first) chunk with this key.
   std::optional<uint64_t> find(std::string_view key) const;
   // The key of the (first) chunk that page `row` belongs to, for messages.
   std::string key_of_page(uint64_t row) const;
 
  private:
-  Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row);
+  Manifest(std::string path, std::unique_ptr<File> file, std::unique_ptr<Mapping> mapping, const RootRow& row,
+           uint32_t ranks);
   template <typename T>
   std::span<const T> section(int number) const {
     const Bytes part = sections_[static_cast<size_t>(number)];
     return {reinterpret_cast<const T*>(part.data()), part.size() / sizeof(T)};
   }
-  void check(const RootRow& row);
+  void check(const RootRow& row, uint32_t ranks);
   void check_rows() const;
+  bool in_order(const ChunkRow& before, const ChunkRow& chunk) const;
 
   std::string path_;
   std::unique_ptr<File> file_;

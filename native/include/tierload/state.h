@@ -13,7 +13,11 @@
 
 namespace tierload {
 
-// One row of a commit's root: the manifest shard of one rank.
+constexpr uint32_t ranks_max = 65536;  // file names have 16 bits of a rank
+constexpr uint64_t root_header_length = 64;
+
+// One row of a commit's root: the manifest shard of one rank. It pins the shard by length and digest, and its `txid` is
+// that of the transaction that changed the shard last: the rank's entry in the version vector.
 struct RootRow {
   uint32_t rank = 0;
   uint32_t reserved = 0;
@@ -21,11 +25,13 @@ struct RootRow {
   uint64_t txid = 0;
   uint64_t body_length = 0;
   Digest digest;
-  uint64_t prepare_lsn = 0;
   uint64_t reserved2 = 0;
+  uint64_t reserved3 = 0;
   bool operator==(const RootRow&) const = default;
 };
 static_assert(sizeof(RootRow) == 64);
+
+constexpr uint64_t root_body_length(uint32_t ranks) { return root_header_length + uint64_t{ranks} * sizeof(RootRow); }
 
 // A small value set (or removed) between commits, with what it was before.
 struct Change {
@@ -43,7 +49,8 @@ struct Commit {
   Digest previous;
   uint64_t raw_bytes = 0;
   uint64_t written_bytes = 0;
-  std::vector<RootRow> root;
+  uint32_t ranks = 1;
+  RootRow root;      // of one rank: its shard; of several: the root file (tierload/root.h), and the rank is 0
   std::string meta;  // JSON object
   std::vector<Change> changes;
 

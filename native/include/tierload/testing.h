@@ -21,6 +21,10 @@ enum class Mutant {
   no_fence,                   // nobody looks whether another writer took over
   damage_is_tail,             // records that are damaged in both copies pass for the torn tail of a group
   in_flight_is_garbage,       // collect() judges the files of the save in flight
+  no_shard_sync,              // a rank hands its row in before its shard is durable
+  root_after_commit,          // COMMIT is written before the root file is durable
+  stale_row,                  // a row of an earlier attempt that no commit has is accepted
+  missing_row,                // a commit does not wait for every rank's row
   flush_once,                 // what is written after a save's first flush is not synced
 };
 
