@@ -10,7 +10,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs demo test test-native test-python check format crash fuzz bench wheel clean
+.PHONY: help setup build stubs demo test test-native test-python test-slow check format crash fuzz bench wheel clean
 
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -91,6 +91,9 @@ format: $(VENV)/.stamp-package ## ruff and clang-format, in place
 	ruff check --fix-only
 	ruff format
 	clang-format -i $(NATIVE_SOURCES)
+
+test-slow: build ## the tests that take minutes, or many ranks; not part of test
+	$(PY) -m pytest -q -n 3 -m slow tests
 
 crash: build ## the long crash tests: power cuts, kills, block logs, seeded mutants
 	@$(call apt,xfsprogs user-mode-linux dmsetup kmod)

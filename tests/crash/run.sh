@@ -90,6 +90,10 @@ storms() { # options
   python3 tests/crash/storms.py --rows "$rows" "$@" || failed=1
 }
 
+ranks() { # options
+  python3 tests/crash/ranks_storm.py --rows "$rows" "$@" || failed=1
+}
+
 hardware() {
   local model memory
   model=$(sed -nE 's/^model name[[:space:]]*: (.*)/\1/p' /proc/cpuinfo | head -n 1)
@@ -120,6 +124,7 @@ case ${1:-all} in
     power_cuts ext4 --seeds 1 --points 15 --recoveries 1
     kills --seeds 1 --points 50 --recoveries 1 --errors ''
     storms --points 8
+    ranks --points 5
     block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
     enumerate 100 1000 0
     echo
@@ -130,6 +135,7 @@ case ${1:-all} in
     seeds=${CRASH_SEEDS:-6}
     kills --seeds "$seeds"
     storms --points 400
+    ranks --points "${CRASH_RANKS:-2000}"
     power_cuts ext4 --seeds "$seeds"
     power_cuts xfs --seeds "$seeds"
     block_log ext4 --seeds "$seeds"
