@@ -1,4 +1,5 @@
-"""`make demo`: a run saves, is killed, resumes exactly, goes wrong, is rolled back, and meets a rotten byte."""
+"""`make demo`: a run saves, is killed, resumes exactly, goes wrong, is rolled back, meets a rotten byte,
+and is trained by four ranks, of which one is killed."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 
 import tierload
+from bench import ranks_act
 from bench.stage import Stage, Trainer, copy_with_flip, flip, kill_in_save, megabytes
 
 EVERY = 4
@@ -40,6 +42,7 @@ class Demo:
         self.spike()
         self.roll_back()
         self.rot()
+        ranks_act.play(self.stage)
         self.measure()
         return self.stage.failures
 

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = ["ROOT", "Stage", "Trainer", "copy_with_flip", "environment", "flip", "kill_in_save", "megabytes"]
 
@@ -85,13 +86,16 @@ class Stage:
 class Trainer:
     """A process of ``bench.train`` (or another module that prints JSON lines); ``events`` yields what it tells."""
 
-    def __init__(self, stage: Stage, *arguments: object, module: str = "bench.train") -> None:
-        self._log = stage.folder / "child.log"
+    def __init__(
+        self, stage: Stage, *arguments: object, module: str = "bench.train", more: Mapping[str, str] | None = None
+    ) -> None:
+        rank = "" if more is None else more.get("RANK", "")
+        self._log = stage.folder / f"child{rank}.log"
         with open(self._log, "w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, arguments)],
                 cwd=ROOT,
-                env=environment(),
+                env=environment() | dict(more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -104,28 +108,35 @@ class Trainer:
         Raises:
             RuntimeError: It failed; the message is what it said last.
         """
+        yield from self.lines()
+        if self.process.wait() not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"{self.process.args} ended with {self.process.returncode}:\n{self._log.read_text()}")
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What it tells, whatever becomes of it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield json.loads(line)
-        if self.process.wait() not in (0, -signal.SIGKILL):
-            raise RuntimeError(f"{self.process.args} ended with {self.process.returncode}:\n{self._log.read_text()}")
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-def kill_in_save(trainer: Trainer, store: Path, share: float = 0.4, patience_s: float = 60.0) -> dict[str, int]:
+def kill_in_save(
+    trainer: Trainer, store: Path, share: float = 0.4, patience_s: float = 60.0, among: str = ""
+) -> dict[str, int]:
     """Waits until the save that has just begun has written a good part of its segment, then sends SIGKILL.
 
     Returns the bytes written of the files that were not there before, by name. ``share`` is of the last save's segment.
+    ``among`` is in the names of the segments that count.
     """
     before = _written(store)
-    wanted = share * max(size for name, size in before.items() if name.startswith("seg/"))
+    wanted = share * max(size for name, size in before.items() if name.startswith("seg/") and among in name)
     end = time.monotonic() + patience_s
     while time.monotonic() < end and trainer.process.poll() is None:
         for path in (store / "seg").iterdir():
-            if f"seg/{path.name}" not in before and _data_of(path) >= wanted:
+            if among in path.name and f"seg/{path.name}" not in before and _data_of(path) >= wanted:
                 trainer.kill()
                 return {name: size for name, size in _written(store).items() if name not in before}
         time.sleep(0.0005)
