@@ -124,7 +124,7 @@ case ${1:-all} in
     power_cuts ext4 --seeds 1 --points 15 --recoveries 1
     kills --seeds 1 --points 50 --recoveries 1 --errors ''
     storms --points 8
-    ranks --points 5
+    ranks --points 3
     block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
     enumerate 100 1000 0
     echo

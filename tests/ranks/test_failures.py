@@ -124,7 +124,14 @@ def killed_in(rank: int, ranks: int, path: str, who: int, where: str) -> str:
 
 @pytest.mark.parametrize(
     ("who", "where"),
-    [(0, "_commit"), (0, "_decide"), (0, "_write"), (2, "_describe"), (2, "_write"), (2, "_write_shard")],
+    [
+        (0, "_commit"),
+        (2, "_write_shard"),
+        *(
+            pytest.param(who, where, marks=pytest.mark.slow)
+            for who, where in ((0, "_decide"), (0, "_write"), (2, "_describe"), (2, "_write"))
+        ),
+    ],
 )
 def test_who_is_killed_is_named_and_the_last_commit_is_whole(tmp_path: Path, who: int, where: str) -> None:
     path = str(tmp_path / "store")
@@ -259,6 +266,7 @@ def at_random_times(rank: int, ranks: int, path: str) -> None:
         each.durable()
 
 
+@pytest.mark.slow
 def test_ranks_that_come_at_random_times_make_one_commit_of_each_save(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     results(4, at_random_times, path)

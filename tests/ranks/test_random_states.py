@@ -168,8 +168,7 @@ def kept(rank: int, ranks: int, folder: str, late: bool) -> None:
                 assert store.verify(full=True).ok, seed
 
 
-@pytest.mark.parametrize(
-    ("ranks", "late"), [(2, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, False), (4, True)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "late"), [(2, True), (3, False), (4, True)])
 def test_every_rank_loads_what_it_saved(tmp_path: Path, ranks: int, late: bool) -> None:
     results(ranks, kept, str(tmp_path), late, limit=120)

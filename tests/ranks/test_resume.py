@@ -64,7 +64,9 @@ def trained_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[int,
     return train
 
 
-@pytest.mark.parametrize("ranks", WAYS)
+@pytest.mark.parametrize(
+    "ranks", [3, 4, 8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in WAYS if ranks not in (3, 4, 8))]
+)
 @pytest.mark.parametrize(
     "origin",
     [(2, 2), pytest.param((4,), marks=pytest.mark.slow), pytest.param((3,), marks=pytest.mark.slow)],

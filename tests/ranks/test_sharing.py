@@ -64,7 +64,9 @@ def loaded_both_ways(rank: int, ranks: int, path: str, layout: Layout, small: bo
 
 
 @pytest.mark.parametrize("small", [pytest.param(False, marks=pytest.mark.slow), True], ids=["at once", "in many waves"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["2x2 to 8", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "2x2 to 8")]
+)
 def test_every_rank_gets_what_it_gets_alone_and_each_page_is_read_once(tmp_path: Path, way: str, small: bool) -> None:
     before, stored, after, wanted = WAYS[way]
     path = str(tmp_path / "store")
@@ -196,6 +198,7 @@ def saved_twice(rank: int, ranks: int, path: str) -> None:
         save(rank, ranks, path, ROWS)
 
 
+@pytest.mark.slow
 def test_ranks_that_load_different_commits_are_told(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     results(4, saved_twice, path)
@@ -212,6 +215,7 @@ def one_stays_away(rank: int, ranks: int, path: str) -> Any:
     return found.value.ranks, str(found.value)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_load_is_named(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     results(4, save, path, ROWS)

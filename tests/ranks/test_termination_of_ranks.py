@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -58,6 +59,7 @@ def interrupted(rank: int, ranks: int, path: str, who: int) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_one_rank_fails_the_save_on_all_and_the_next_one_is_made(tmp_path: Path) -> None:
     for who in range(2):
         said = results(2, interrupted, str(tmp_path / str(who)), who)
