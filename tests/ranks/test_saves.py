@@ -209,3 +209,45 @@ def test_a_state_beyond_the_budget_is_written_while_the_call_waits(tmp_path: Pat
     with tierload.open(path) as store:
         found: Any = store.load()
         assert torch.equal(found["w"], whole((1024, 65536)))
+
+
+def damaged(rank: int, ranks: int, path: str) -> list[int]:
+    state = {"w": spread(whole((64, 4096)), (ranks,), [Shard(0)]), "own": torch.full((3,), float(rank))}
+    written = []
+    for step in range(3):
+        written.append(tierload.save(state, path, step=step, settings=SETTINGS).written_pages)
+        dist.barrier()
+        if step == 1 and rank == 0:
+            for shard in Path(path, "man").glob("*.r0001*"):
+                shard.write_bytes(b"x" * shard.stat().st_size)
+        dist.barrier()
+    return written
+
+
+def test_a_rank_whose_last_shard_is_damaged_writes_its_part_afresh(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    first, second = results(2, damaged, path)
+    assert first[1:] == [0, 0]
+    assert second[1] == 0
+    assert second[2] == second[0] > 0
+    with tierload.open(path) as store:
+        found: Any = store.load()
+        assert torch.equal(found["w"], whole((64, 4096)))
+
+
+def told(rank: int, ranks: int, path: str) -> tuple[Any, ...]:
+    state, metrics = {"w": torch.ones(2)}, {"loss": float(rank)}
+    commit = tierload.save(
+        state, path, step=1, metrics=metrics, note=f"of {rank}", tags=[f"t{rank}"], settings=SETTINGS
+    ).commit
+    return commit.metrics, commit.note, commit.tags, commit.id
+
+
+def test_every_rank_is_told_what_was_committed_which_is_what_rank_0_said_of_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    ranks = results(3, told, path)
+    with tierload.open(path) as store:
+        head = store.find()
+    assert ranks == [(head.metrics, head.note, head.tags, head.id)] * 3
+    assert head.metrics == {"loss": 0.0}
+    assert head.tags == ("t0",)

@@ -36,8 +36,8 @@ _ROW_BYTES = 64
 class Around:
     """What a save by all ranks needs of the store. ``parent`` gives the commit whose pages may be referenced (0: none),
     and ``parents`` its shards, as far as they may have pages that this rank writes, with the row that the root has of
-    this rank's own (none: b""); it may look at the store anew: ``native`` is another one then. ``lock`` is held while
-    the catalog is used."""
+    this rank's own (none: b""); it may look at the store anew: ``native`` is another one then. ``device`` may have to
+    be measured first. ``lock`` is held while the catalog is used."""
 
     native: Callable[[], _native.Store]
     lock: threading.RLock
@@ -45,7 +45,7 @@ class Around:
     parent: Callable[[], int]
     parents: Callable[[int], tuple[Sequence[_native.Manifest], bytes]]
     threads: int
-    device: Device
+    device: Callable[[], Device]
     bucket: _native.TokenBucket | None
     committed: Callable[..., Commit]
 
@@ -246,7 +246,7 @@ class _Together:
                     staging=None,
                     parents=list(self._held),
                     compression=settings.compression,
-                    device_rate=around.device.write,
+                    device_rate=around.device().write,
                     threads=around.threads,
                     segment_bytes=settings.max_segment_size_mb << 20,
                     flush_interval_ms=settings.flush_interval_ms,
@@ -301,22 +301,23 @@ class _Together:
             written_bytes=sum(written for _, written in totals),
         )
         self._done = done
-        told = ("id", "txid", "lsn", "parent", "time", "raw_bytes", "written_bytes", "note", "io")
-        return json.dumps({name: getattr(done, name) for name in told}).encode()
+        names = ("id", "txid", "lsn", "parent", "time", "raw_bytes", "written_bytes", "tags", "note", "io")
+        told = {name: getattr(done, name) for name in names}
+        return json.dumps({"commit": told, "metrics": self._draft.meta["metrics"]}).encode()
 
     def _committed(self, told: dict[str, Any]) -> Commit:
-        """What rank 0 has committed, as this rank knows it."""
+        """What rank 0 has committed; metrics, tags and note are those of its call."""
         assert self._save is not None
         self._save.done()
+        known = told["commit"] | {"tags": tuple(told["commit"]["tags"])}
         return Commit(
             step=self._draft.step,
             source=None,
             superseded=False,
             head=True,
-            tags=tuple(sorted(self._draft.tags)),
-            metrics=metrics_of(self._draft.meta),
+            metrics=metrics_of(told),
             ranks=self._job.ranks,
-            **told,
+            **known,
         )
 
 

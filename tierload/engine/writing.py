@@ -16,8 +16,8 @@ from tierload.engine.job import Job
 from tierload.engine.opened import OpenStore
 from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
 from tierload.engine.together import Around, refuse_together, save_together
-from tierload.errors import InvalidRequest, UnsupportedValue
-from tierload.layout import PagePlan, plan_pages
+from tierload.errors import CorruptStore, InvalidRequest, UnsupportedValue
+from tierload.layout import PagePlan, plan_pages, segment_sizes
 from tierload.settings import Settings
 from tierload.state import flatten
 from tierload.types import Commit, FlatState, SaveReport
@@ -98,7 +98,8 @@ class WritingStore(OpenStore):
             )
 
     def _write_together(self, job: Job, draft: Draft, effort: Effort, settings: Settings) -> Saved:
-        self._reopen_if_needed(together=True)
+        if self._needs_reopening:
+            self._reopen_if_needed(together=True)
         around = Around(
             native=lambda: self._native,
             lock=self._lock,
@@ -106,7 +107,7 @@ class WritingStore(OpenStore):
             parent=lambda: self._parent(settings),
             parents=self._parents,
             threads=self._threads,
-            device=self._device(draft.nbytes),
+            device=lambda: self._device(draft.nbytes),
             bucket=self._capped(settings),
             committed=self._committed,
         )
@@ -119,13 +120,24 @@ class WritingStore(OpenStore):
         with self._lock:
             view = self._view()
             fresh = settings.full_every > 0 and (len(view.line.positions) + 1) % settings.full_every == 0
-            if fresh or view.head is None or self._native.check_commit(view.head.txid):
+            if fresh or view.head is None:
                 return 0
-            return view.head.txid
+            if view.head.ranks == 1:
+                damaged = bool(self._native.check_commit(view.head.txid))
+            else:  # each rank looks after its own shard, below
+                damaged = self._root(view.head.txid) is None
+            return 0 if damaged else view.head.txid
+
+    def _root(self, txid: int) -> bytes | None:
+        """The rows of a commit's root; None when it is damaged."""
+        try:
+            return self._native.root(txid)
+        except CorruptStore:
+            return None
 
     def _parents(self, txid: int) -> tuple[list[_native.Manifest], bytes]:
         """The shards of a commit that may have pages which this rank writes again: its own, with its row in the root;
-        of a commit by another number of ranks, all of them, unless they are many."""
+        of a commit by another number of ranks, all of them, unless they are many. None that is damaged."""
         assert self._job is not None
         if txid == 0:
             return [], b""
@@ -134,12 +146,24 @@ class WritingStore(OpenStore):
                 self._view()
                 rows = self._native.root(txid)
                 ranks = len(rows) // _ROW_BYTES
+                if ranks != self._job.ranks and ranks > _PARENTS_MAX:
+                    return [], b""
                 if ranks != self._job.ranks:
-                    many = ranks > _PARENTS_MAX
-                    return [self._native.manifest(txid, rank) for rank in ([] if many else range(ranks))], b""
-                begin = self._job.rank * _ROW_BYTES
-                self._shard = txid, rows[begin : begin + _ROW_BYTES]
-            return [self._native.shard(self._shard[1], self._job.ranks)], self._shard[1]
+                    shards = [self._whole_shard(_row(rows, rank), ranks) for rank in range(ranks)]
+                    return [shard for shard in shards if shard is not None], b""
+                self._shard = txid, _row(rows, self._job.rank)
+            shard = self._whole_shard(self._shard[1], self._job.ranks)
+            return ([], b"") if shard is None else ([shard], self._shard[1])
+
+    def _whole_shard(self, row: bytes, ranks: int) -> _native.Manifest | None:
+        """The shard in a row of a root, unless it is damaged, or a segment that it names is."""
+        try:
+            shard = self._native.shard(row, ranks)
+        except CorruptStore:
+            return None
+        sizes = enumerate(segment_sizes(shard.segments))
+        there = all(self._native.segment_size(shard.segment_path(number)) == size for number, size in sizes)
+        return shard if there else None
 
     def _capped(self, settings: Settings) -> _native.TokenBucket | None:
         """What the store may write; it is kept as long as the cap is the same."""
@@ -275,6 +299,11 @@ class WritingStore(OpenStore):
                 f"{self.path}: another call on this store is under way in this very thread, which a signal handler "
                 "interrupted; let the handler set a flag, and save at the next step"
             )
+
+
+def _row(rows: bytes, rank: int) -> bytes:
+    """A rank's row of a root."""
+    return rows[rank * _ROW_BYTES : (rank + 1) * _ROW_BYTES]
 
 
 def _refuse_parts(flat: FlatState) -> None:
