@@ -10,10 +10,7 @@ Exit code 0: nothing bad; 1: something bad.
 
 from __future__ import annotations
 
-import argparse
-import math
 import random
-import shutil
 import signal
 import sys
 import time
@@ -22,7 +19,7 @@ from pathlib import Path
 
 import torch
 from ranks_job import RANKS, SILENT_S, save_for_ever
-from victim import ROOT, Tally, end_cleanly, keep, scratch
+from victim import ROOT, Tally, keep, run_storm
 
 sys.path.insert(0, str(ROOT))
 
@@ -127,24 +124,6 @@ def storm(directory: Path, points: int, seconds: float, seed: int) -> Tally:
     return tally
 
 
-def main() -> int:
-    """Runs everything."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--points", type=int, default=100, help="so many ends")
-    options.add_argument("--seconds", type=float, default=math.inf, help="begin no end after this")
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--rows", type=Path, help="append results to this file, tab-separated")
-    asked = options.parse_args()
-    end_cleanly()
-    torch.set_num_threads(1)
-    directory = scratch()
-    try:
-        tally = storm(directory, asked.points, asked.seconds, asked.seed)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    tally.finish(asked.rows)
-    return 1 if tally.bad or (tally.points < asked.points and asked.seconds == math.inf) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    torch.set_num_threads(1)
+    sys.exit(run_storm(__doc__, 100, storm))

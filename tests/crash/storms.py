@@ -10,11 +10,9 @@ Exit code 0: nothing bad; 1: something bad.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import select
-import shutil
 import signal
 import sys
 import time
@@ -24,7 +22,7 @@ from pathlib import Path
 
 import torch
 from trainer import train_for_ever
-from victim import Tally, end_cleanly, keep, scratch
+from victim import Tally, keep, run_storm
 
 import tierload
 
@@ -122,15 +120,18 @@ def wrong_after(store: Path, newest: tuple[int, str] | None) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def storm(directory: Path, points: int, seed: int) -> Tally:
-    """So many ends of one run."""
+def storm(directory: Path, points: int, seconds: float, seed: int) -> Tally:
+    """So many ends of one run, or as many as there is time for."""
     tally = Tally("signals to a trainer that saves in the background")
     store = directory / "store"
     chance = random.Random(seed)
     newest: tuple[int, str] | None = None
     steps = saves = 0
     ends: Counter[str] = Counter()
+    end = time.monotonic() + seconds
     for point in range(points):
+        if time.monotonic() > end:
+            break
         way = WAYS[point % len(WAYS)]
         trainer = Trainer(store, f"{seed}-{point}")
         if not trainer.hear(LIMIT_S, b"\n"):
@@ -155,23 +156,6 @@ def storm(directory: Path, points: int, seed: int) -> Tally:
     return tally
 
 
-def main() -> int:
-    """Runs everything."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--points", type=int, default=300, help="so many ends")
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--rows", type=Path, help="append results to this file, tab-separated")
-    asked = options.parse_args()
-    end_cleanly()
-    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    directory = scratch()
-    try:
-        tally = storm(directory, asked.points, asked.seed)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    tally.finish(asked.rows)
-    return 1 if tally.bad or tally.points < asked.points else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    sys.exit(run_storm(__doc__, 300, storm))

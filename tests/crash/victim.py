@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,6 +162,24 @@ class Tally:
         if rows:
             with rows.open("a") as file:
                 file.write("\t".join([self.name, str(self.points), str(self.bad), f"{took:.0f}", self.note]) + "\n")
+
+
+def run_storm(description: str, points: int, storm: Callable[[Path, int, float, int], Tally]) -> int:
+    """Runs ``storm(directory, points, seconds, seed)`` as the command line says; the exit code."""
+    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options.add_argument("--points", type=int, default=points, help="so many ends")
+    options.add_argument("--seconds", type=float, default=math.inf, help="begin no end after this")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--rows", type=Path, help="append results to this file, tab-separated")
+    asked = options.parse_args()
+    end_cleanly()
+    directory = scratch()
+    try:
+        tally = storm(directory, asked.points, asked.seconds, asked.seed)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    tally.finish(asked.rows)
+    return 1 if tally.bad or (tally.points < asked.points and asked.seconds == math.inf) else 0
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,29 @@ def past_of(store: Store) -> dict[str, str]:
     return {str(lsn): digest(store._native.state_at(lsn).encode()) for lsn in lsns}
 
 
+def seal(path: Path, expected: dict[str, Any]) -> None:
+    """Ends the making of a golden store: what is expected of it goes beside it."""
+    for journal in (path / "store" / "wal").iterdir():  # 60 KiB of zero fill would teach nothing
+        os.truncate(journal, min(journal.stat().st_size, sectors_up(journal_end(journal.read_bytes()))))
+    (path / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n", encoding="ascii")
+
+
+def make_once(make: Callable[[Path], None]) -> None:
+    """Makes a golden store where the command line says, unless there is something."""
+    target = Path(sys.argv[1])
+    if target.exists():
+        sys.exit(f"{target} exists: a golden store is never written again")
+    target.mkdir(parents=True)
+    make(target)
+
+
+def copied(name: str, to: Path) -> tuple[Path, dict[str, Any]]:
+    """A copy of a golden store, and what is expected of it."""
+    folder = Path(__file__).parent / name
+    store = Path(shutil.copytree(folder / "store", to / "store"))
+    return store, json.loads((folder / "expected.json").read_text(encoding="ascii"))
+
+
 def make(path: Path) -> None:
     """Writes the store and what is expected of it."""
     content = states()
@@ -87,8 +112,6 @@ def make(path: Path) -> None:
         store.collect(keep=2)
         commits, history, past = commits_of(store), history_of(store), past_of(store)
         values, tags = describe(store.recorded()), {name: commit.id for name, commit in store.tags().items()}
-    for journal in (path / "store" / "wal").iterdir():  # 60 KiB of zero fill would teach nothing
-        os.truncate(journal, min(journal.stat().st_size, sectors_up(journal_end(journal.read_bytes()))))
     expected = {
         "states": {name: describe(state) for name, state in content.items()},
         "loads": {commit["id"]: loads[commit["id"]] for commit in commits},
@@ -98,12 +121,8 @@ def make(path: Path) -> None:
         "history": history,
         "past": past,
     }
-    (path / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n", encoding="ascii")
+    seal(path, expected)
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    if target.exists():
-        sys.exit(f"{target} exists: a golden store is never written again")
-    target.mkdir(parents=True)
-    make(target)
+    make_once(make)

@@ -6,19 +6,16 @@ but a value of rank 1, so rank 0's shard is that of the commit before; one is a 
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.golden.make import commits_of, settings
+from tests.golden.make import commits_of, make_once, seal, settings
 from tests.golden.states import describe
 from tests.golden.states_ranks import NEW_OWN, RANKS, STEPS, state_of_rank
 from tests.ranks.world import results
-from tests.store.ondisk import journal_end, sectors_up
 from tierload import Store
 
 
@@ -47,14 +44,8 @@ def make(path: Path) -> None:
     with Store(path / "store", mode="w", settings=settings("off")) as store:
         store.rollback(NEW_OWN)
         expected = expect(store)
-    for journal in (path / "store" / "wal").iterdir():
-        os.truncate(journal, min(journal.stat().st_size, sectors_up(journal_end(journal.read_bytes()))))
-    (path / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n", encoding="ascii")
+    seal(path, expected)
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    if target.exists():
-        sys.exit(f"{target} exists: a golden store is never written again")
-    target.mkdir(parents=True)
-    make(target)
+    make_once(make)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import tierload
-from tests.golden.make import commits_of, history_of, past_of
+from tests.golden.make import commits_of, copied, history_of, past_of
 from tests.golden.states import describe, states
 from tests.state.alike import assert_alike
 from tierload import Store, rescue
@@ -22,10 +20,7 @@ GOLDEN = sorted(path.name for path in Path(__file__).parent.glob("format-*"))
 
 @pytest.fixture(params=GOLDEN)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """A copy of the store, and what is expected of it."""
-    folder = Path(__file__).parent / request.param
-    store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
-    return store, json.loads((folder / "expected.json").read_text(encoding="ascii"))
+    return copied(request.param, tmp_path)
 
 
 def test_format_1_is_there() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import tierload
-from tests.golden.make import settings
+from tests.golden.make import copied, settings
 from tests.golden.make_ranks import expect
 from tests.golden.states_ranks import NEW_OWN, RANKS, STEPS, expected_of_rank, state_of_rank
 from tests.ranks.world import results
@@ -23,10 +22,7 @@ GOLDEN = sorted(path.name for path in Path(__file__).parent.glob("ranks-*"))
 
 @pytest.fixture(params=GOLDEN)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """A copy of the store, and what is expected of it."""
-    folder = Path(__file__).parent / request.param
-    store = Path(shutil.copytree(folder / "store", tmp_path / "store"))
-    return store, json.loads((folder / "expected.json").read_text(encoding="ascii"))
+    return copied(request.param, tmp_path)
 
 
 def test_the_first_one_is_there() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import tierload
 from tests.store.support import native
-from tests.store.test_many_ranks import pages_of
+from tests.store.test_many_ranks import write_page
 from tierload import _native
 from tierload.engine.inventory import grid_fault
 from tierload.errors import CorruptStore
@@ -26,20 +26,7 @@ def write(save: _native.Save, span: Span, document: dict[str, Any]) -> None:
     """A shard with one piece."""
     begin, end = span
     data = np.arange(begin, end).astype(np.uint8)
-    save.write(
-        pages=pages_of(data),
-        staging=None,
-        parents=[],
-        compression="off",
-        device_rate=0.0,
-        threads=0,
-        segment_bytes=1 << 20,
-        flush_interval_ms=0,
-        bucket=None,
-        background=False,
-        cancel=None,
-        progress=None,
-    )
+    write_page(save, data)
     row = np.zeros(1, CHUNK_ROW)
     row["key_hash"] = _native.key_hashes(keys=b"w", lengths=np.ones(1, np.int64))
     row["key_length"], row["dtype"], row["ndim"], row["bytes"], row["pages"] = 1, 2, 1, data.nbytes, 1

@@ -34,7 +34,8 @@ def content(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, RAW, np.uint8)
 
 
-def write(save: _native.Save, data: np.ndarray, parents: tuple[_native.Manifest, ...] = ()) -> None:
+def write_page(save: _native.Save, data: np.ndarray, parents: tuple[_native.Manifest, ...] = ()) -> None:
+    """The pages of a shard: one."""
     save.write(
         pages=pages_of(data),
         staging=None,
@@ -49,6 +50,10 @@ def write(save: _native.Save, data: np.ndarray, parents: tuple[_native.Manifest,
         cancel=None,
         progress=None,
     )
+
+
+def write(save: _native.Save, data: np.ndarray, parents: tuple[_native.Manifest, ...] = ()) -> None:
+    write_page(save, data, parents)
     chunk = np.zeros(64, np.uint8)
     chunk[:8] = _native.key_hashes(keys=b"w", lengths=np.ones(1, np.int64)).view(np.uint8)
     chunk[16], chunk[20], chunk[22], chunk[44] = 1, 2, 1, 1
