@@ -64,6 +64,9 @@ def play(stage: Stage) -> None:
         target += EVERY
     told = [rank for rank, said in ended.items() if any(f"rank {VICTIM}" in text for text in said)]
     others = [rank for rank in range(4) if rank != VICTIM]
+    if 0 in told:
+        said = next(text for text in ended[0] if f"rank {VICTIM}" in text)
+        stage.lines(f"rank 0 ends with {said}")
     stage.check(sorted(told) == others, f"ranks {others} were told that rank {VICTIM} is gone, and ended")
     stage.command("show", "--shards", store)
     text = f"the store opens at step {newest.step}, the last that all four had made durable; every byte of it is right"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import time
 from datetime import timedelta
@@ -253,7 +254,7 @@ def test_no_collective_of_the_training_waits_for_a_save(tmp_path: Path) -> None:
 
 def at_random_times(rank: int, ranks: int, path: str) -> None:
     """B30: ranks come at other times, and one writes longer than another."""
-    chance = __import__("random").Random(rank)
+    chance = random.Random(rank)
     pending = []
     for step in range(1, 26):
         time.sleep(chance.choice([0, 0.001, 0.02, 0.1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import tierload
@@ -38,8 +39,6 @@ def late(rank: int, ranks: int, path: str) -> tuple[bool, bool]:
 
 
 def pointers(parts: list[torch.Tensor]) -> tuple[Any, Any]:
-    import numpy as np
-
     starts = np.array([part.data_ptr() for part in parts], np.uint64)
     return starts, np.array([part.nbytes for part in parts], np.int64)
 
@@ -52,8 +51,6 @@ def torn(rank: int, ranks: int, path: str) -> str:
     run = Run((2,))
     tierload.guard(run.optimizer)
     run.train(1)
-    draft_changed = tierload.async_save
-    pending = None
     memory = guards.guarded_memory
     parameter = next(run.model.parameters())
 
@@ -66,7 +63,7 @@ def torn(rank: int, ranks: int, path: str) -> str:
 
     guards.guarded_memory = changed_meanwhile
     try:
-        pending = draft_changed(run.state, path, settings=SETTINGS)
+        pending = tierload.async_save(run.state, path, settings=SETTINGS)
         pending.durable()
     except tierload.TornSave as error:
         return ("own " if "rank" not in str(error)[:6] else "told ") + str(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import ctypes
+import json
 import random
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from tierload.errors import CorruptStore
 from tierload.state import RNG, cut, flatten, plan_load, read_documents, write_documents
+from tierload.state.slots import chunk_places
 from tierload.types import FlatState
 
 
@@ -40,8 +43,6 @@ def loaded(states: list[Any], written: list[bytes], rank: int) -> Any:
 
 
 def copy(flat: FlatState, key: str, pointer: int) -> None:
-    import ctypes
-
     number = flat.chunks.keys_at(range(len(flat.chunks))).index(key)
     ctypes.memmove(pointer, int(flat.pointers[number]), int(flat.chunks.nbytes[number]))
 
@@ -137,13 +138,9 @@ def test_containers_of_all_kinds_are_put_together_again() -> None:
     parts = {n: ((0, -1, 0),) for unit in whole.units for n in unit.chunks}
     written = write_documents(whole, [False] * len(whole.units), flat, parts, 1)
     assert loaded([state], [written], 0)["pairs"].keys() == state["pairs"].keys()
-    import json
-
     again = json.loads(read_documents(written, None, 0).document)
     numbers = {n: at for at, n in enumerate(dict.fromkeys(n for unit in whole.units for n in unit.chunks))}
     first = json.loads(flat.document)
-    from tierload.state.slots import chunk_places
-
     for place in chunk_places(first["root"]):
         place["chunk"] = numbers[place["chunk"]]
     assert again == first
@@ -167,8 +164,6 @@ def test_containers_of_all_kinds_are_put_together_again() -> None:
     ],
 )
 def test_a_damaged_document_is_refused(change: Any) -> None:
-    import json
-
     document = json.loads(documents([state_of(0)], OWN)[0])
     change(document)
     with pytest.raises(CorruptStore):
