@@ -271,6 +271,9 @@ class Background:
         if job is not None:  # the thread that writes has it
             job.snapshot.abandon()
             return
+        snapshot = pending.snapshot
+        if snapshot is not None:
+            snapshot.abandon()  # the thread that looks after copies may wait for it, and would keep its memory so long
         self._end(pending)
         if not pending.done():
             pending.fail(SaveCancelled(f"{pending.describe()} was never begun: {error!r}"), "cancelled")
