@@ -126,7 +126,7 @@ case ${1:-all} in
     storms --points 8
     ranks --points 3
     block_log ext4 --seeds 1 --points 40 --lies 'the journal is not synced'
-    enumerate 100 1000 0
+    enumerate 100 560 0
     echo
     table
     verdict

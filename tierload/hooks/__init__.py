@@ -1,0 +1,1 @@
+"""tierload in the trainers that people have: one file a framework, which is imported there and nowhere else."""
