@@ -34,6 +34,7 @@ class StoredNames:
         names = set(bare.values())
         stored = {} if nodes.keys() == names else unwrapped([name for name in nodes if type(name) is str], names)
         self._own = {stored.get(name, name): raw for raw, name in bare.items()}
+        self._stored = stored
         self._changed = bool(self.bare.wrappers or stored)
         notes = [told(self.bare.wrappers)] if self.bare.wrappers else []
         if stored:
@@ -60,7 +61,7 @@ class StoredNames:
         """Stored ``_metadata`` by the module's own paths."""
         if not self._changed or not isinstance(stored, Mapping):
             return stored
-        paths = self.bare.modules()
-        called = unwrapped([path for path in stored if type(path) is str], paths.keys())
-        own = {raw: stored[called.get(path, path)] for path, raw in paths.items() if called.get(path, path) in stored}
+        above = {bare.rpartition(".")[0]: name.rpartition(".")[0] for bare, name in self._stored.items()}
+        paths = self.bare.modules().items()
+        own = {raw: stored[above.get(path, path)] for path, raw in paths if above.get(path, path) in stored}
         return collections.OrderedDict({**stored, **own})

@@ -35,7 +35,8 @@ _ELEMENTS = {
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
-    (CHECKPOINT_MODULE, "ActivationWrapper"): "_checkpoint_wrapped_module",
+    (CHECKPOINT_MODULE, "CheckpointWrapper"): "_checkpoint_wrapped_module",
+    (CHECKPOINT_MODULE, "OffloadWrapper"): "_checkpoint_wrapped_module",
 }
 _WRAPPERS: dict[tuple[str, str], Wrapper] = {kind: (element, kind[1]) for kind, element in _ELEMENTS.items()}
 """By module and name of the class: most are not imported before somebody uses them."""
