@@ -18,6 +18,8 @@ from wrapping import WAYS, Net, compiled, fsdp1
 from tierload.errors import KeyMismatch
 from tierload.state.wrappers import bare_module
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD")  # FSDP1 finds itself alone
+
 
 @pytest.fixture(scope="module", autouse=True)
 def alone():

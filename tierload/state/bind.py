@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,11 +217,6 @@ class Binder:
         if self.wants_any(node, path):
             kind = container_binding.kind_of_node(node, path)
             self.problems.dtypes(path, f"is {what} in the target and {kind} in the store")
-
-    def wants_any_of(self, places: Iterable[Path]) -> bool:
-        """Whether the load wants anything at these places."""
-        wanted = [self.reader.wants(place) for place in places]  # all of them: it counts which patterns are used
-        return any(wanted)
 
     def wants_any(self, node: object, path: Path) -> bool:
         """Whether the load wants a value or anything inside it."""

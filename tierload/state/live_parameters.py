@@ -10,7 +10,7 @@ import torch
 from tierload.state.keys import element_text
 from tierload.state.names import ParameterNames
 from tierload.state.optimizers import own_names, parameters_of
-from tierload.state.wrappers import unwrapped
+from tierload.state.wrappers import alike, unwrapped
 
 __all__ = ["LiveParameters"]
 
@@ -51,8 +51,7 @@ class LiveParameters:
         keys_at = {key: at for at, keys in enumerate(self._keys) for key in keys}
         names_at = {name: at for at, name in self._own.items()}
         changed = {stored: keys_at[key] for key, stored in unwrapped(saved, keys_at).items()}
-        changed |= {stored: names_at[name] for name, stored in unwrapped(saved, names_at).items()}
-        changed |= {stored: names_at[name] for stored, name in unwrapped(names_at, saved).items()}
+        changed |= {stored: names_at[name] for name, stored in alike(saved, names_at).items()}
         changed |= {elements[text]: in_module[name] for name, text in unwrapped(elements, in_module).items()}
         exact = {elements[text]: at for text, at in in_module.items() if text in elements}
         self.without_wrappers = len(changed.keys() - exact.keys() - self._found.keys())

@@ -59,7 +59,9 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     if not _is_groups(groups, len(saved.names)):
         binder.problems.dtypes(path, "has param groups of an unknown form in the store")
         return
-    if not binder.wants_any_of([*(place for _, _, place in saved.states), saved.groups[1]]):
+    # All of them: it counts which patterns are used. The state of a parameter is loaded as one thing.
+    wanted = [binder.wants_any(node, place) for _, node, place in saved.states]
+    if not binder.reader.wants(saved.groups[1]) and not any(wanted):
         return
     match = _Match(saved, groups)
     parameters = parameters_of(live)
@@ -126,6 +128,8 @@ def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match
 
 def _match_groups(binder: Binder, live: torch.optim.Optimizer, match: _Match, path: Path) -> None:
     """Find the saved group whose hyperparameters each live group takes: that of its parameters."""
+    if not binder.reader.wants(match.saved.groups[1]):
+        return
     saved_at = {found: position for position, found in match.live_of.items()}
     group_at = {position: number for number, group in enumerate(match.groups) for position in group["params"]}
     numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(live))}
@@ -208,8 +212,7 @@ def _apply(
     group_at: dict[int, dict[str, Any]] = {}
     for at, group in enumerate(live.param_groups):
         source = match.group_of.get(at)
-        wanted = source is not None and reader.wants(match.saved.groups[1])
-        hyper = _hyper(saved_groups[source]) if wanted else _hyper(group)
+        hyper = _hyper(group) if source is None else _hyper(saved_groups[source])
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
         groups.append({"params": group["params"], **names, **hyper})
         group_at |= {id(parameter): groups[-1] for parameter in group["params"]}

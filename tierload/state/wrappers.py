@@ -17,6 +17,7 @@ __all__ = [
     "ADVICE",
     "CHECKPOINT_MODULE",
     "BareNames",
+    "alike",
     "bare_module",
     "has_wrapper_element",
     "told",
@@ -152,18 +153,24 @@ def has_wrapper_element(name: str) -> bool:
 
 
 def unwrapped(stored: Collection[str], own: Collection[str]) -> dict[str, str]:
-    """The stored name of each of ``own`` that is in the store with the elements of wrappers, and only so.
+    """The stored name of each of ``own``, a live module's, that is in the store with the elements of wrappers, and only
+    so.
 
     Of several stored names that are one without them, none is taken: which one is meant, nobody can say.
     """
     if not any(has_wrapper_element(name) for name in stored):
         return {}
+    return {ours: theirs for ours, theirs in alike(stored, own).items() if _is_within(ours, theirs)}
+
+
+def alike(stored: Collection[str], own: Collection[str]) -> dict[str, str]:
+    """The same for names that do not come from a live module, so that either may have elements of wrappers."""
     groups: dict[str, tuple[list[str], list[str]]] = collections.defaultdict(lambda: ([], []))
     for side, names in enumerate((stored, own)):
         for name in names:
             groups[_IN_TEXT.sub("", name)][side].append(name)
     pairs = [(ours[0], theirs[0]) for theirs, ours in groups.values() if len(theirs) == len(ours) == 1]
-    return {ours: theirs for ours, theirs in pairs if ours != theirs and _is_within(ours, theirs)}
+    return {ours: theirs for ours, theirs in pairs if ours != theirs}
 
 
 def _is_within(short: str, long: str) -> bool:
