@@ -22,6 +22,8 @@ from tierload.state import (
     spread_binding,
 )
 from tierload.state.compounds import is_compound
+from tierload.state.cut_states import Cuts
+from tierload.state.documents import WholeState
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
@@ -56,12 +58,14 @@ def plan_bind(
     types: Sequence[type] = (),
     allow_pickle: bool = False,
     holders: set[tuple[int, ...]] | None = None,
+    whole: WholeState | None = None,
 ) -> LoadPlan:
     """Plan to load a state into ``into``: a module, an optimizer, or a container of such objects, tensors and values.
 
     Tensors are filled in place, plain values are replaced in their dict or list; an empty dict or list and None take
     whatever is stored there. With ``strict=False`` what matches is loaded, and the report that ``finish`` gives says
-    what did not. ``cast`` allows conversion between float16, bfloat16, float32 and float64.
+    what did not. ``cast`` allows conversion between float16, bfloat16, float32 and float64. ``whole`` is what the
+    document and the chunks are of, where several ranks have saved them.
 
     Raises:
         KeyMismatch: Store and target differ and ``strict`` is true; all differences are listed, nothing has changed.
@@ -71,7 +75,7 @@ def plan_bind(
     wanted = None if keys is None else KeyFilter(keys)
     with paused_collection():
         reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
-        binder = Binder(reader, into, strict=strict, cast=cast)
+        binder = Binder(reader, into, strict=strict, cast=cast, whole=whole)
         try:
             binder.walk()
             plan = binder.plan()
@@ -85,9 +89,12 @@ def plan_bind(
 class Binder:
     """One load into a target. ``walk`` only looks; the plan's ``finish`` acts, in the order that is written there."""
 
-    def __init__(self, reader: Reader, into: object, *, strict: bool, cast: bool) -> None:
+    def __init__(
+        self, reader: Reader, into: object, *, strict: bool, cast: bool, whole: WholeState | None = None
+    ) -> None:
         self.reader = reader
         self.strict = strict
+        self.cuts = Cuts(whole)
         self.problems = Problems()
         self.loaded: list[Path] = []
         self.materials: list[Fill] = []  # tensors on meta, which are given memory

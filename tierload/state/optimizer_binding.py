@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tierload.state.compound_binding import is_handed_over
+from tierload.state.cut_states import refuse_of_another_cut
 from tierload.state.keys import Path
 from tierload.state.leaf_binding import bind_stateful
 from tierload.state.live_parameters import LiveParameters
@@ -173,7 +174,10 @@ def _bind_states(
         if type(key) is int and 0 <= key < len(match.saved.names):
             if key not in match.live_of:
                 continue
-            key = match.live_of[key]
+            position, key = key, match.live_of[key]
+            if refuse_of_another_cut(binder, parameters[key], match.saved.names[position], node, place):
+                del match.live_of[position]  # it keeps the state that it has
+                continue
             tag, content = tag_of(node)
             if tag in ("d", "map", "odict", "ddict"):
                 current = live.state.get(parameters[key], {})
