@@ -43,6 +43,7 @@ from tierload.types import ChunkTable, LoadReport, PartDestination
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["Binder", "plan_bind"]
 
@@ -98,6 +99,7 @@ class Binder:
         self.problems = Problems()
         self.loaded: list[Path] = []
         self.materials: list[Fill] = []  # tensors on meta, which are given memory
+        self.spread_materials: dict[int, tuple[DTensor, torch.Tensor, int]] = {}  # by identity: the part, and its chunk
         self.actions: list[Callable[[], None]] = []
         self.last: list[Callable[[], None]] = []  # random generators, which the actions may use
         self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
@@ -156,6 +158,8 @@ class Binder:
         def finish() -> LoadReport:
             self.reader.arrived()
             module_binding.materialize(self.materials, memory)
+            module_binding.materialize_spread((live, part) for live, part, _ in self.spread_materials.values())
+            self.spread_materials.clear()
             fills.copy()
             acts = [*self.actions, *self.last]
             # They know the binder: the target would live on in a circle until the next collection.
@@ -263,7 +267,7 @@ class Binder:
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
         if is_spread(live):
-            spread_binding.bind_spread(self, live, node, path)
+            spread_binding.bind_spread(self, live, node, path, module=module)
             return
         if is_compound(live):
             compound_binding.bind_compound(self, live, node, path, put)

@@ -17,15 +17,17 @@ from tierload.state.keys import Path
 from tierload.state.members import entries
 from tierload.state.memory import Memory
 from tierload.state.nodes import tag_of
-from tierload.state.sharding import is_spread
+from tierload.state.sharding import is_spread, like
 from tierload.state.spread_binding import fresh_for, matching_view
 from tierload.state.stored_names import StoredNames
 from tierload.state.wrappers import CHECKPOINT_MODULE
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from tierload.state.bind import Binder
 
-__all__ = ["bind_module", "materialize"]
+__all__ = ["bind_module", "materialize", "materialize_spread"]
 
 _MAPPINGS = ("d", "map", "odict", "statedict")
 
@@ -171,7 +173,7 @@ def _hand_over(
 
 def _check_meta(binder: Binder, live: torch.nn.Module, names: StoredNames, path: Path) -> None:
     """Report what would stay without memory: not even loading all that is stored makes such a module work."""
-    given = {id(fill.live) for fill in binder.materials}
+    given = {id(fill.live) for fill in binder.materials} | binder.spread_materials.keys()
     left = [
         (kind, names.bare.of(name))
         for kind, named in (
@@ -206,7 +208,17 @@ def materialize(materials: Iterable[Fill], memory: Memory) -> None:
         used.add(fill.view.chunk)
         if data.dtype is not live.dtype:
             data = data.to(live.dtype)
-        if isinstance(live, torch.nn.Parameter):
-            data = torch.nn.Parameter(data, requires_grad=live.requires_grad)
-        vars(data).update(vars(live))
-        torch.utils.swap_tensors(live, data)  # type: ignore[no-untyped-call]
+        _exchange(live, data)
+
+
+def materialize_spread(materials: Iterable[tuple[DTensor, torch.Tensor]]) -> None:
+    """The same for tensors that are spread over ranks, by this rank's part of each."""
+    for live, part in materials:
+        _exchange(live, like(live, part))
+
+
+def _exchange(live: torch.Tensor, data: torch.Tensor) -> None:
+    if isinstance(live, torch.nn.Parameter):
+        data = torch.nn.Parameter(data, requires_grad=live.requires_grad)
+    vars(data).update(vars(live))
+    torch.utils.swap_tensors(live, data)  # type: ignore[no-untyped-call]
