@@ -36,6 +36,7 @@ from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.problems import Problems
 from tierload.state.reader import Reader
 from tierload.state.sharding import is_spread, ranks_of
+from tierload.state.stored_shapes import StoredShapes
 from tierload.state.targets import Put, is_filled, is_sequence
 from tierload.state.tensors import is_freed, is_plain_tensor, refusal
 from tierload.state.views import TensorView, whole_view
@@ -96,6 +97,7 @@ class Binder:
         self.reader = reader
         self.strict = strict
         self.cuts = Cuts(whole)
+        self.shapes = StoredShapes(reader)
         self.problems = Problems()
         self.loaded: list[Path] = []
         self.materials: list[Fill] = []  # tensors on meta, which are given memory

@@ -175,7 +175,7 @@ def _bind_states(
             if key not in match.live_of:
                 continue
             position, key = key, match.live_of[key]
-            if refuse_of_another_cut(binder, parameters[key], match.saved.names[position], node, place):
+            if not _fits(binder, parameters[key], match.saved.names[position], node, place):
                 del match.live_of[position]  # it keeps the state that it has
                 continue
             tag, content = tag_of(node)
@@ -199,6 +199,19 @@ def _bind_states(
         binder.loaded.append(place)
         bound[key] = (node, place)
     return bound
+
+
+def _fits(binder: Binder, parameter: torch.Tensor, name: str | None, node: object, place: Path) -> bool:
+    """Whether a stored state is of a parameter like the live one: its own shapes do not tell."""
+    shape = binder.shapes.of([name] if name else [])
+    if shape is None:
+        shape = binder.shapes.of(binder.names.of(parameter))
+    if shape is not None and shape != tuple(parameter.shape):
+        binder.problems.shapes(
+            place, f"is of a parameter of shape {tuple(parameter.shape)} in the target and {shape} in the store"
+        )
+        return False
+    return not refuse_of_another_cut(binder, parameter, name, node, place)
 
 
 def _apply(
