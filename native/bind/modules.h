@@ -12,8 +12,8 @@
 
 namespace tierload {
 
-// The tensors of a module in the order of its state_dict(), whose keys are plain text (bind/texts.h). Wrappers in it are
-// seen through: names and metadata are those of the module without them.
+// The tensors of a module in the order of its state_dict(), whose keys are plain text (bind/texts.h). Wrappers in it
+// are seen through: names and metadata are those of the module without them.
 class ModuleState {
  public:
   struct Member {

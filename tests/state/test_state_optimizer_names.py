@@ -3,6 +3,7 @@ or torch.distributed.checkpoint with its dicts by fully qualified name."""
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -115,12 +116,37 @@ def test_flattened_states_of_any_form():
     }
     model = Two()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    bind(save({"model": model, "optimizer": stored}), {"model": model, "optimizer": optimizer})
+    target = {"model": model, "optimizer": optimizer}
+    bind(save({"model": model, "optimizer": stored}), target)
     assert_alike(dict(optimizer.state), {model.a.weight: {"inner": {"deep": {"x": ones}}, "step": torch.tensor(3.0)}})
     assert optimizer.param_groups[0]["lr"] == 0.5
-    stored["epoch"] = 3
-    with pytest.raises(KeyMismatch, match="an optimizer in the target and a dict in the store"):
+    with pytest.raises(KeyMismatch, match="gone: is of a parameter that no stored group has"):
+        bind(save({"model": model, "optimizer": stored | {"state.gone.step": 1.0}}), target)
+    for more in ({"epoch": 3}, {"state.a.weight.inner": ones}, {"param_groups.": 1, "state.": 2}):
+        with pytest.raises(KeyMismatch):
+            bind(save({"model": model, "optimizer": stored | more}), target)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"state": {}, "param_groups": [{"params": 5}]},
+        {"state": {}, "param_groups": [{}]},
+        {"state": {}, "param_groups": 7},
+        {"state": {}, "param_groups": [{"params": ["a.weight", "a.weight"]}]},
+        {"state": {}, "param_groups": [{"params": ["a.weight", 3]}]},
+        {"state": {"gone": {}}, "param_groups": [{"params": ["a.weight"]}]},
+        {"state": 3, "param_groups": [{"params": ["a.weight"]}]},
+        {},
+    ],
+)
+def test_dicts_of_another_form_are_refused(stored):
+    model = Two()
+    optimizer = stepped(torch.optim.AdamW(model.parameters()))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(KeyMismatch):
         bind(save({"model": model, "optimizer": stored}), {"model": model, "optimizer": optimizer})
+    assert_alike(optimizer.state_dict(), before)
 
 
 def test_one_name_in_two_modules_is_told_and_not_guessed():

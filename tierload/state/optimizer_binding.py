@@ -64,6 +64,8 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     wanted = [binder.wants_any(node, place) for _, node, place in saved.states]
     if not binder.reader.wants(saved.groups[1]) and not any(wanted):
         return
+    for place in saved.strangers:
+        binder.problems.unexpected(place, "is of a parameter that no stored group has")
     match = _Match(saved, groups)
     parameters = parameters_of(live)
     _match_parameters(binder, live, match, path)

@@ -40,20 +40,29 @@ def stored_optimizer(reader: Reader, node: object, path: Path) -> OptimizerNode 
     parts = {key: (inner, place) for key, place, inner in entries(reader, tag, content, path)}
     if _STATE not in parts or _GROUPS not in parts:
         return _flattened(parts, path)
-    found = reader.unfiltered(*parts[_GROUPS])
-    groups = found if isinstance(found, list) and all(isinstance(group, dict) for group in found) else []
-    labels = [label for group in groups for label in group.get("params", ())]
+    groups = reader.unfiltered(*parts[_GROUPS])
+    labels = _labels(groups)
     names: list[str | None] = [None] * len(labels)
     groups_node, groups_at = parts[_GROUPS]
     states_node, states_at = parts[_STATE]
     states = [(key, inner, place) for key, place, inner in entries(reader, *tag_of(states_node), states_at)]
+    strangers: tuple[Path, ...] = ()
     if labels and all(type(label) is str for label in labels):
         names = list(labels)
         positions = {name: position for position, name in enumerate(labels)}
-        states = [(positions.get(key, key), inner, place) for key, inner, place in states]
+        strangers = tuple(place for key, _, place in states if key not in positions)
+        states = [(positions[key], inner, place) for key, inner, place in states if key in positions]
         groups_node = _by_position(reader, groups_node, positions, groups_at)
     rest = {"d": {key: inner for key, (inner, _) in parts.items() if key not in (_STATE, _GROUPS)}}
-    return OptimizerNode(names, (groups_node, groups_at), states, (rest, path))
+    return OptimizerNode(names, (groups_node, groups_at), states, (rest, path), strangers)
+
+
+def _labels(groups: object) -> list[Any]:
+    """What the groups call their parameters; nothing where they are no groups."""
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return []
+    every = [group.get("params") for group in groups]
+    return [label for labels in every for label in labels] if all(isinstance(labels, list) for labels in every) else []
 
 
 def _by_position(reader: Reader, node: object, positions: dict[str, int], path: Path) -> object:
@@ -93,16 +102,19 @@ def _flattened(parts: dict[Any, tuple[object, Path]], path: Path) -> OptimizerNo
     for key, (node, _) in parts.items():
         if key.startswith(prefixes[0]):
             name, inner = _split(key[len(prefixes[0]) :], positions)
+            if any(f"{_STATE}.{name}.{'.'.join(inner[:end])}" in parts for end in range(1, len(inner))):
+                return None  # a value that has values inside
             holder = states.setdefault(name, {})
             for element in inner[:-1]:
                 holder = holder.setdefault(element, {"d": {}})["d"]
             holder[inner[-1]] = node
-    below = path.depth + 1
+    places = {name: _Flat(path, f"{_STATE}.{name}", path.depth + 1) for name in states}
     return OptimizerNode(
         list(positions),
         ([{"d": group} for group in alike.values()], path.child(_GROUPS)),
-        [(positions.get(name, name), {"d": at}, _Flat(path, f"{_STATE}.{name}", below)) for name, at in states.items()],
+        [(positions[name], {"d": at}, places[name]) for name, at in states.items() if name in positions],
         ({"d": {}}, path),
+        tuple(place for name, place in places.items() if name not in positions),
     )
 
 

@@ -87,8 +87,8 @@ class BareNames:
         kinds = {kind: wrapper_of(kind) for kind in {type(inner) for inner in module.modules()}}
         self._module = module
         self._kinds = {kind: wrapper for kind, wrapper in kinds.items() if wrapper is not None}
-        through = [self._kinds[type(inner)] for inner in module.modules() if self._inside(inner) is not None]
-        self.wrappers = list(dict.fromkeys(through))
+        every = module.modules() if self._kinds else ()
+        self.wrappers = list(dict.fromkeys(self._kinds[type(one)] for one in every if self._inside(one) is not None))
         # By path as it is: the module there, and the path without wrappers, with a dot behind it.
         self._places: dict[str, tuple[torch.nn.Module | None, str]] = {"": (module, "")}
 
