@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import tierload
@@ -88,3 +89,30 @@ def test_ranks_in_wrappers_and_a_bare_model_alone(tmp_path: Path, way: str) -> N
     for got, notes in results(2, loaded_by_ranks, way, str(alone)):
         assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
         assert [note for note in notes if element in note]
+
+
+def saved_by_fsdp1(rank: int, ranks: int, path: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(Model(), use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    step(model, optimizer)
+    options = StateDictOptions(full_state_dict=True)
+    whole = get_optimizer_state_dict(model, optimizer, options=options)  # what it keeps are pieces of flat vectors
+    tierload.save({"model": model, "optimizer": whole}, path)
+    state: Any = tierload.load(path)
+    fresh = FullyShardedDataParallel(Model(), use_orig_params=True, device_id=torch.device("cpu"))
+    tierload.load(path, into={"model": fresh}, keys=["model"])
+    assert all(torch.equal(got, state["model"][name]) for name, got in fresh.state_dict().items())
+    names = [name for name, _ in Model().named_parameters()]
+    parts = ("exp_avg", "exp_avg_sq")
+    return [value for n in names for value in (state["model"][n], *(whole["state"][n][part] for part in parts))]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_and_moments_that_fsdp1_gathered_in_a_bare_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    want = results(2, saved_by_fsdp1, path)[0]
+    model, optimizer = model_of("bare", seed=5)
+    tierload.load(path, into={"model": model, "optimizer": optimizer})
+    states = [[p.detach(), optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]] for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip([one for each in states for one in each], want, strict=True))
