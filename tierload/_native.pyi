@@ -464,10 +464,13 @@ class GuardedMemory:
 class ModuleState:
     """What state_dict() of a module gives; stands for it in a state."""
 
+    @property
+    def wrappers(self) -> list[tuple[str, str]]: ...
+
 class ModuleRules:
     """Knows the state of ordinary modules; see native/bind/modules.h."""
 
-    def __init__(self, torch: Torch, functions: dict[str, object]) -> None: ...
+    def __init__(self, torch: Torch, functions: dict[str, object], wrapper_of: Callable[[type], tuple[str, str] | None]) -> None: ...
 
     def state_of(self, module: object) -> ModuleState | None: ...
 

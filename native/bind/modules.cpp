@@ -66,12 +66,14 @@ class ModuleWalk {
     PyTypeObject* type;
     bool ordinary;
     PyObject* version;
+    nb::object wrapper;  // what ModuleRules was told of it; None for a type that is no wrapper
   };
 
   Class judge(PyTypeObject* type) const;
   const Class& class_of(PyTypeObject* type);
   bool look(nb::handle own, std::array<PyObject*, ModuleRules::attributes>& found) const;
   bool take(PyObject* tensors, PyObject* without, const std::string& prefix, bool parameters);
+  void see_through(const nb::object& wrapper);
 
   const ModuleRules& rules_;
   ModuleState& out_;
@@ -79,7 +81,7 @@ class ModuleWalk {
 };
 
 ModuleWalk::Class ModuleWalk::judge(PyTypeObject* type) const {
-  Class found{type, false, inherited(type, rules_.names_[ModuleRules::version])};
+  Class found{type, false, inherited(type, rules_.names_[ModuleRules::version]), nb::none()};
   PyTypeObject* meta = Py_TYPE(type);
   // get_extra_state is asked of the class itself.
   if (meta->tp_getattro != PyType_Type.tp_getattro || inherited(meta, rules_.extra_) != nullptr) return found;
@@ -90,6 +92,7 @@ ModuleWalk::Class ModuleWalk::judge(PyTypeObject* type) const {
     if (inherited(type, rules_.names_[i]) != nullptr) return found;
   }
   found.ordinary = found.version != nullptr && is_version(found.version);
+  if (found.ordinary) found.wrapper = rules_.wrapper_of_(nb::handle(reinterpret_cast<PyObject*>(type)));
   return found;
 }
 
@@ -142,6 +145,13 @@ bool ModuleWalk::look(nb::handle own, std::array<PyObject*, ModuleRules::attribu
   return true;
 }
 
+void ModuleWalk::see_through(const nb::object& wrapper) {
+  for (const nb::object& known : out_.wrappers_) {
+    if (known.is(wrapper)) return;
+  }
+  out_.wrappers_.push_back(wrapper);
+}
+
 bool ModuleWalk::visit(PyObject* module, std::string& prefix, int depth) {
   if (depth > depth_max) return false;
   const Class& kind = class_of(Py_TYPE(module));
@@ -150,6 +160,7 @@ bool ModuleWalk::visit(PyObject* module, std::string& prefix, int depth) {
   if (!own.is_valid()) throw nb::python_error();
   std::array<PyObject*, ModuleRules::attributes> found{};
   found[ModuleRules::version] = kind.version;
+  const nb::object wrapper = kind.wrapper;
   if (!look(own, found)) return false;
   const auto [version, parameters, buffers, modules, transient, hooks, pre_hooks] = found;
   for (PyObject* dict : {parameters, buffers, modules}) {
@@ -157,6 +168,13 @@ bool ModuleWalk::visit(PyObject* module, std::string& prefix, int depth) {
   }
   if (transient == nullptr || !PySet_CheckExact(transient) || !is_version(version)) return false;
   if (!is_empty_dict(hooks) || !is_empty_dict(pre_hooks)) return false;
+  if (!wrapper.is_none() && is_empty_dict(parameters) && is_empty_dict(buffers) && PyDict_GET_SIZE(modules) == 1) {
+    PyObject* inner = entry(modules, wrapper[0]);
+    if (inner != nullptr && inner != Py_None) {
+      see_through(wrapper);
+      return visit(inner, prefix, depth + 1);
+    }
+  }
 
   std::string& text = out_.metadata_;
   text += out_.modules_++ == 0 ? "[\"" : ",[\"";
@@ -188,8 +206,8 @@ bool ModuleWalk::visit(PyObject* module, std::string& prefix, int depth) {
   return true;
 }
 
-ModuleRules::ModuleRules(const Torch& torch, const nb::dict& functions)
-    : torch_(torch), extra_(interned("get_extra_state")) {
+ModuleRules::ModuleRules(const Torch& torch, const nb::dict& functions, nb::object wrapper_of)
+    : torch_(torch), wrapper_of_(std::move(wrapper_of)), extra_(interned("get_extra_state")) {
   for (const char* name : {"_version", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set",
                            "_state_dict_hooks", "_state_dict_pre_hooks"}) {
     names_.push_back(interned(name));
@@ -214,10 +232,20 @@ std::optional<ModuleState> ModuleRules::state_of(nb::handle module) const {
 }
 
 void bind_modules(nb::module_& module) {
-  nb::class_<ModuleState>(module, "ModuleState", "What state_dict() of a module gives; stands for it in a state.");
+  nb::class_<ModuleState>(module, "ModuleState", "What state_dict() of a module gives; stands for it in a state.")
+      .def_prop_ro(
+          "wrappers",
+          [](const ModuleState& self) {
+            nb::list found;
+            for (const nb::object& wrapper : self.wrappers()) found.append(wrapper);
+            return found;
+          },
+          nb::sig("def wrappers(self) -> list[tuple[str, str]]"));
   nb::class_<ModuleRules>(module, "ModuleRules", "Knows the state of ordinary modules; see native/bind/modules.h.")
-      .def(nb::init<const Torch&, const nb::dict&>(), nb::arg("torch"), nb::arg("functions"), nb::keep_alive<1, 2>(),
-           nb::sig("def __init__(self, torch: Torch, functions: dict[str, object]) -> None"))
+      .def(nb::init<const Torch&, const nb::dict&, nb::object>(), nb::arg("torch"), nb::arg("functions"),
+           nb::arg("wrapper_of"), nb::keep_alive<1, 2>(),
+           nb::sig("def __init__(self, torch: Torch, functions: dict[str, object], wrapper_of: "
+                   "collections.abc.Callable[[type], tuple[str, str] | None]) -> None"))
       .def("state_of", &ModuleRules::state_of, nb::arg("module"));
 }
 

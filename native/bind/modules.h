@@ -12,7 +12,8 @@
 
 namespace tierload {
 
-// The tensors of a module in the order of its state_dict(), whose keys are plain text (bind/texts.h).
+// The tensors of a module in the order of its state_dict(), whose keys are plain text (bind/texts.h). Wrappers in it
+// are seen through: names and metadata are those of the module without them.
 class ModuleState {
  public:
   struct Member {
@@ -28,6 +29,8 @@ class ModuleState {
   const std::string& metadata() const { return metadata_; }
   // How many modules it has, itself included; _metadata has a dict for each.
   int64_t modules() const { return modules_; }
+  // What ModuleRules was told of the wrappers that were seen through, each kind once.
+  const std::vector<nb::object>& wrappers() const { return wrappers_; }
 
  private:
   friend class ModuleWalk;
@@ -36,14 +39,16 @@ class ModuleState {
   std::string names_;
   std::string metadata_;
   int64_t modules_ = 0;
+  std::vector<nb::object> wrappers_;
 };
 
 // What torch.nn.Module does itself. A module is ordinary when it and all modules below take these functions from there,
 // have no hooks on them, and hold plain tensors and parameters: then what the functions give is known beforehand.
 class ModuleRules {
  public:
-  // `functions` are those of torch.nn.Module, by name.
-  ModuleRules(const Torch& torch, const nb::dict& functions);
+  // `functions` are those of torch.nn.Module, by name. `wrapper_of` says of a type which child its modules are wrappers
+  // of, as a tuple that begins with the child's name; None where they are none.
+  ModuleRules(const Torch& torch, const nb::dict& functions, nb::object wrapper_of);
 
   // None unless the module is ordinary at this moment: classes, too, may have been changed since the last time.
   // Asks no code of the user's.
@@ -61,6 +66,7 @@ class ModuleRules {
   };
 
   const Torch& torch_;
+  nb::object wrapper_of_;
   std::vector<Function> functions_;
   std::vector<nb::str> names_;  // of the attributes
   nb::str extra_;

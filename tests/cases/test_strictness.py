@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from typer.testing import CliRunner
 
 import tierload
@@ -125,6 +126,51 @@ def test_b81_optimizers_are_strict_too(saved: Path, change: str) -> None:
     before = contents(target)
     with pytest.raises(KeyMismatch, match="optimizer"):
         tierload.load(saved, into=target)
+    assert_alike(contents(target), before)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_b81_moments_of_a_parameter_of_another_shape(saved: Path, stepped: bool) -> None:
+    """They would be broadcast at the next step: told for the optimizer alone too, and left out by strict=False."""
+    model = Net(**(SHAPES | {"c": (5, 5)}))
+    optimizer = trained(model) if stepped else torch.optim.Adam(model.parameters(), lr=0.5)
+    target = {"model": model, "optimizer": optimizer}
+    before = contents(target)
+    for options in ({"keys": ["optimizer"]}, {"keys": ["optimizer", "model"]}):
+        with pytest.raises(KeyMismatch, match=r"\(5, 5\) in the target and \(2, 5\) in the store") as found:
+            tierload.load(saved, into=target, **options)
+        assert "optimizer/state/model~1c" in found.value.shapes
+        assert_alike(contents(target), before)
+    report = tierload.load(saved, into=target, strict=False)
+    assert report.shapes == ("model/c", "optimizer/state/model~1c")
+    assert (model.c in optimizer.state) == stepped
+    if stepped:
+        assert_alike(optimizer.state_dict()["state"][2], before["optimizer"]["state"][2])
+    assert optimizer.state[model.a]["exp_avg"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("entry", ["nested", "flattened", "wrapped", "state dict of a wrapper"])
+def test_b81_by_fully_qualified_names_and_in_wrappers(store: Path, entry: str) -> None:
+    """Everything at once, whatever the names are written in: and nothing is changed."""
+    model: nn.Module = Net(**SHAPES)
+    optimizer = trained(model)
+    if entry in ("nested", "flattened"):
+        options = StateDictOptions(flatten_optimizer_state_dict=entry == "flattened")
+        state = {"model": model, "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    else:
+        wrapped = nn.DataParallel(model)
+        state = {"model": wrapped.state_dict() if "dict" in entry else wrapped, "optimizer": optimizer}
+    tierload.save(state, store)
+    other = nn.DataParallel(Net(a=(3, 3), renamed=(4,), c=(1, 5), d=(6, 1), new=(2,)))
+    target = {"model": other, "optimizer": trained(other)}
+    before = contents(target)
+    with pytest.raises(KeyMismatch) as found:
+        tierload.load(store, into=target)
+    name = "model/module.b" if "dict" in entry else "model/b"
+    assert {"model/renamed", "model/new"} <= set(found.value.missing)
+    assert {name, name.replace("model/", "optimizer/state/model~1")} & set(found.value.unexpected)
+    assert len([key for key in found.value.shapes if key.startswith("model/")]) == 1
+    assert [key for key in found.value.shapes if key.startswith("optimizer/state")]
     assert_alike(contents(target), before)
 
 

@@ -22,6 +22,7 @@ from tierload.state import modules
 from tierload.state.flatten import flatten
 from tierload.state.keys import ROOT, Path
 from tierload.state.names import ParameterNames
+from tierload.state.wrappers import bare_module
 
 
 def known(module: object) -> bool:
@@ -45,7 +46,7 @@ def check(module: nn.Module, ordinary: bool | None = True) -> None:
     optimizer.step()
     assert isinstance(both({"o": optimizer, **state}), dict)
     assert isinstance(both({**state, "o": [optimizer], "epoch": 3}), dict)
-    assert_alike(dict(load(save({"m": module}))["m"]), dict(module.state_dict()))
+    assert_alike(dict(load(save({"m": module}))["m"]), dict(bare_module(module).state_dict()))
 
 
 class Nested(nn.Module):

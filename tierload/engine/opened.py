@@ -290,12 +290,14 @@ class OpenStore:
                     found = self._view().find(step=step, commit=commit, tag=tag)
                 manifest = self._manifest(found)
             source: Source
+            whole = None
             if found.ranks == 1:
                 source = Whole(found, manifest)
                 document, chunks = manifest.state.tobytes(), source.table(0).chunks
             else:
                 source = Shards(found, partial(self._manifest, found), rank=here if rank is None else rank, ranks=ranks)
-                document, chunks = source.whole.document, source.whole.chunks
+                whole = source.whole
+                document, chunks = whole.document, whole.chunks
             if into is None:
                 plan = plan_load(document, chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
             else:
@@ -309,6 +311,7 @@ class OpenStore:
                     types=types,
                     allow_pickle=allow_pickle,
                     holders=holders,
+                    whole=whole,
                 )
         except BaseException as error:
             company = company_of(self.settings, together, holders)

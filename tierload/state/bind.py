@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from tierload.state import (
     spread_binding,
 )
 from tierload.state.compounds import is_compound
+from tierload.state.cut_states import Cuts
+from tierload.state.documents import WholeState
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, Fills, obstacle, untie
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
@@ -34,6 +36,7 @@ from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.problems import Problems
 from tierload.state.reader import Reader
 from tierload.state.sharding import is_spread, ranks_of
+from tierload.state.stored_shapes import StoredShapes
 from tierload.state.targets import Put, is_filled, is_sequence
 from tierload.state.tensors import is_freed, is_plain_tensor, refusal
 from tierload.state.views import TensorView, whole_view
@@ -41,6 +44,7 @@ from tierload.types import ChunkTable, LoadReport, PartDestination
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["Binder", "plan_bind"]
 
@@ -56,12 +60,14 @@ def plan_bind(
     types: Sequence[type] = (),
     allow_pickle: bool = False,
     holders: set[tuple[int, ...]] | None = None,
+    whole: WholeState | None = None,
 ) -> LoadPlan:
     """Plan to load a state into ``into``: a module, an optimizer, or a container of such objects, tensors and values.
 
     Tensors are filled in place, plain values are replaced in their dict or list; an empty dict or list and None take
     whatever is stored there. With ``strict=False`` what matches is loaded, and the report that ``finish`` gives says
-    what did not. ``cast`` allows conversion between float16, bfloat16, float32 and float64.
+    what did not. ``cast`` allows conversion between float16, bfloat16, float32 and float64. ``whole`` is what the
+    document and the chunks are of, where several ranks have saved them.
 
     Raises:
         KeyMismatch: Store and target differ and ``strict`` is true; all differences are listed, nothing has changed.
@@ -71,7 +77,7 @@ def plan_bind(
     wanted = None if keys is None else KeyFilter(keys)
     with paused_collection():
         reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
-        binder = Binder(reader, into, strict=strict, cast=cast)
+        binder = Binder(reader, into, strict=strict, cast=cast, whole=whole)
         try:
             binder.walk()
             plan = binder.plan()
@@ -85,12 +91,17 @@ def plan_bind(
 class Binder:
     """One load into a target. ``walk`` only looks; the plan's ``finish`` acts, in the order that is written there."""
 
-    def __init__(self, reader: Reader, into: object, *, strict: bool, cast: bool) -> None:
+    def __init__(
+        self, reader: Reader, into: object, *, strict: bool, cast: bool, whole: WholeState | None = None
+    ) -> None:
         self.reader = reader
         self.strict = strict
+        self.cuts = Cuts(whole)
+        self.shapes = StoredShapes(reader)
         self.problems = Problems()
         self.loaded: list[Path] = []
         self.materials: list[Fill] = []  # tensors on meta, which are given memory
+        self.spread_materials: dict[int, tuple[DTensor, torch.Tensor, int]] = {}  # by identity: the part, and its chunk
         self.actions: list[Callable[[], None]] = []
         self.last: list[Callable[[], None]] = []  # random generators, which the actions may use
         self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
@@ -149,6 +160,8 @@ class Binder:
         def finish() -> LoadReport:
             self.reader.arrived()
             module_binding.materialize(self.materials, memory)
+            module_binding.materialize_spread((live, part) for live, part, _ in self.spread_materials.values())
+            self.spread_materials.clear()
             fills.copy()
             acts = [*self.actions, *self.last]
             # They know the binder: the target would live on in a circle until the next collection.
@@ -218,11 +231,6 @@ class Binder:
             kind = container_binding.kind_of_node(node, path)
             self.problems.dtypes(path, f"is {what} in the target and {kind} in the store")
 
-    def wants_any_of(self, places: Iterable[Path]) -> bool:
-        """Whether the load wants anything at these places."""
-        wanted = [self.reader.wants(place) for place in places]  # all of them: it counts which patterns are used
-        return any(wanted)
-
     def wants_any(self, node: object, path: Path) -> bool:
         """Whether the load wants a value or anything inside it."""
         return self.reader.keys is None or bool(self.leaves(node, path))
@@ -261,7 +269,7 @@ class Binder:
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
         if is_spread(live):
-            spread_binding.bind_spread(self, live, node, path)
+            spread_binding.bind_spread(self, live, node, path, module=module)
             return
         if is_compound(live):
             compound_binding.bind_compound(self, live, node, path, put)

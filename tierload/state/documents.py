@@ -48,12 +48,13 @@ class StoredTensor:
 @dataclass(frozen=True, slots=True)
 class WholeState:
     """What one rank sees of a state: its document in the form of a single rank's, and its tensors as whole chunks.
-    ``own`` are the keys of values that are each rank's own."""
+    ``own`` are the keys of values that are each rank's own: here, those of ``owner``."""
 
     document: bytes
     chunks: ChunkTable
     tensors: tuple[StoredTensor, ...]
     own: tuple[str, ...]
+    owner: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def _read(shared: bytes, own: bytes | None, owner: int) -> WholeState:
     if b'"ref"' in shared or (own is not None and b'"ref"' in own):
         References(holder[0], own_nodes).make_absolute()
     document = json.dumps({"version": 1, "root": holder[0]}, separators=(",", ":")).encode("ascii")
-    return WholeState(document, _table(tensors), tuple(tensors), tuple(keys))
+    return WholeState(document, _table(tensors), tuple(tensors), tuple(keys), owner)
 
 
 def _parsed(document: bytes, *names: str) -> dict[str, Any]:

@@ -294,10 +294,12 @@ class _Writer:
         return [f',"dtype":{quoted(dtype)},"shape":[{shape}],"order":"{order}"}}}}']
 
     def _object(self, value: Any, path: Path) -> Parts:
-        known = modules.known_state(value, path) if isinstance(value, torch.nn.Module) else None
+        if not isinstance(value, torch.nn.Module):
+            return self._opened(value, modules.encode(value, path))
+        known = modules.known_state(value, path)
         if known is not None:
             self._looked[id(value)] = known
-        return self._opened(value, modules.encode(value, path, known))
+        return self._opened(value, modules.encode_module(value, path, known, self._notes))
 
     def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> Parts:
         if self._names is None:

@@ -25,12 +25,14 @@ COUNTED = frozenset(
 
 @dataclasses.dataclass(slots=True)
 class OptimizerNode:
-    """The parts of an optimizer in the document; ``states`` are by position, or by what else torch keys them with."""
+    """The parts of an optimizer in the document; ``states`` are by position, or by what else torch keys them with.
+    ``strangers`` are the places of states by name that are of no parameter of a group."""
 
     names: list[str | None]
     groups: tuple[object, Path]
     states: list[tuple[Any, object, Path]]
     rest: tuple[object, Path]
+    strangers: tuple[Path, ...] = ()
 
 
 def optimizer_node(reader: Reader, content: object, path: Path) -> OptimizerNode:

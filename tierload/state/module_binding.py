@@ -17,13 +17,17 @@ from tierload.state.keys import Path
 from tierload.state.members import entries
 from tierload.state.memory import Memory
 from tierload.state.nodes import tag_of
-from tierload.state.sharding import is_spread
+from tierload.state.sharding import is_spread, like
 from tierload.state.spread_binding import fresh_for, matching_view
+from tierload.state.stored_names import StoredNames
+from tierload.state.wrappers import CHECKPOINT_MODULE
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from tierload.state.bind import Binder
 
-__all__ = ["bind_module", "materialize"]
+__all__ = ["bind_module", "materialize", "materialize_spread"]
 
 _MAPPINGS = ("d", "map", "odict", "statedict")
 
@@ -53,12 +57,13 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def _is_known(hook: Any) -> bool:
-    """Whether a hook around state dicts does no more than bring the parameters into their spread form, as those of
-    fully_shard do: before a state dict is taken or loaded, and after, to look at new parameters."""
+    """Whether a hook around state dicts does no more than change names, as those of activation checkpointing do, or
+    bring the parameters into their spread form, as those of fully_shard do: before a state dict is taken or loaded, and
+    after, to look at new parameters."""
     hook = getattr(hook, "hook", hook)
     hook = getattr(hook, "func", hook)
     owner = getattr(hook, "__module__", "") or ""
-    return owner.startswith("torch.distributed.fsdp._fully_shard.")
+    return owner.startswith("torch.distributed.fsdp._fully_shard.") or owner == CHECKPOINT_MODULE
 
 
 def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path) -> None:
@@ -69,20 +74,26 @@ def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path)
     if tag not in _MAPPINGS:
         binder.mismatch("a module", node, path)
         return
-    if _is_plain(live):
-        own = live.state_dict(keep_vars=True)
+    plain = _is_plain(live)
+    own = live.state_dict(keep_vars=plain)
+    names = StoredNames(binder, live, own, tag, content, path)
+    if names.note and binder.wants_any(node, path):
+        binder.reader.note(names.note)
+    own = names.named(own)
+    if plain:
         stored, rest = binder.bind_alike(own, tag, content, path)
         for name in _matching(binder, rest, stored, path, renames=False):
             place, inner = stored[name]
             if name.rpartition(".")[2] == "_extra_state":
-                binder.plain(inner, place, live.get_submodule(name.rpartition(".")[0]).set_extra_state)
+                holder = live.get_submodule(names.own(name).rpartition(".")[0])
+                binder.plain(inner, place, holder.set_extra_state)
             else:
                 binder.tensor(own[name], inner, place, None, module=True)
     else:
         stored = {key: (place, node) for key, place, node in entries(binder.reader, tag, content, path)}
         metadata = content["metadata"] if tag == "statedict" else None
-        _hand_over(binder, live, stored, metadata, path)
-    _check_meta(binder, live, path)
+        _hand_over(binder, live, own, names, stored, metadata, path)
+    _check_meta(binder, live, names, path)
 
 
 def _matching(
@@ -102,12 +113,18 @@ def _matching(
 
 
 def _hand_over(
-    binder: Binder, live: torch.nn.Module, stored: dict[Any, tuple[Path, object]], metadata: object, path: Path
+    binder: Binder,
+    live: torch.nn.Module,
+    own: dict[str, Any],
+    called: StoredNames,
+    stored: dict[Any, tuple[Path, object]],
+    metadata: object,
+    path: Path,
 ) -> None:
     """Give the module what is stored by its own ``load_state_dict``, with all its hooks."""
-    own: dict[str, Any] = live.state_dict()
     renames = any(getattr(inner, "_load_state_dict_pre_hooks", None) for inner in live.modules())
-    tensors = dict(live.named_parameters(remove_duplicate=False)) | dict(live.named_buffers(remove_duplicate=False))
+    named = dict(live.named_parameters(remove_duplicate=False)) | dict(live.named_buffers(remove_duplicate=False))
+    tensors = {called.bare.of(name): tensor for name, tensor in named.items()}
     names = []
     fresh: dict[str, torch.Tensor | None] = {}  # those that are spread over ranks
     for name in _matching(binder, own, stored, path, renames=renames):
@@ -124,8 +141,9 @@ def _hand_over(
             view = binder.matching_view(own[name], node, place)
             if view is None:
                 continue
-            if name in tensors and tensors[name].is_meta:
-                binder.materials.append(Fill(tensors[name], view, place))
+            tensor = tensors.get(called.bare.of(called.own(name)))
+            if tensor is not None and tensor.is_meta:
+                binder.materials.append(Fill(tensor, view, place))
         binder.reader.unfiltered(node, place)  # checks it, and makes the memory that it needs
         binder.loaded.append(place)
         names.append(name)
@@ -137,9 +155,11 @@ def _hand_over(
         state: collections.OrderedDict[str, Any] = collections.OrderedDict()
         for name in names:
             place, node = stored[name]
-            state[name] = fresh[name] if name in fresh else binder.reader.unfiltered(node, place)
+            value = fresh[name] if name in fresh else binder.reader.unfiltered(node, place)
+            state[called.own(name) if type(name) is str else name] = value
         if metadata is not None:
-            state._metadata = binder.reader.unfiltered(metadata, path.inner())  # type: ignore[attr-defined]
+            found = binder.reader.unfiltered(metadata, path.inner())
+            state._metadata = called.metadata(found)  # type: ignore[attr-defined]
         try:
             live.load_state_dict(state, strict=strict)
         except RuntimeError as error:
@@ -151,25 +171,28 @@ def _hand_over(
     binder.actions.append(act)
 
 
-def _check_meta(binder: Binder, live: torch.nn.Module, path: Path) -> None:
+def _check_meta(binder: Binder, live: torch.nn.Module, names: StoredNames, path: Path) -> None:
     """Report what would stay without memory: not even loading all that is stored makes such a module work."""
-    given = {id(fill.live) for fill in binder.materials}
-    persistent = live.state_dict().keys()
-    for kind, named in (
-        ("parameter", live.named_parameters(remove_duplicate=False)),
-        ("buffer", live.named_buffers(remove_duplicate=False)),
-    ):
-        for name, tensor in named:
-            place = path.child(name)
-            if not tensor.is_meta or id(tensor) in given:
-                continue
-            if binder.reader.keys is not None:
-                binder.reader.note(f"{place.text()} is left on the meta device")
-            else:
-                why = "the store does not fill it" if name in persistent else "it is not part of state_dict()"
-                binder.problems.missing(
-                    place, f"is a {kind} on the meta device and would stay there: {why}; compute it before loading"
-                )
+    given = {id(fill.live) for fill in binder.materials} | binder.spread_materials.keys()
+    left = [
+        (kind, names.bare.of(name))
+        for kind, named in (
+            ("parameter", live.named_parameters(remove_duplicate=False)),
+            ("buffer", live.named_buffers(remove_duplicate=False)),
+        )
+        for name, tensor in named
+        if tensor.is_meta and id(tensor) not in given
+    ]
+    persistent = {names.bare.of(name) for name in live.state_dict()} if left else set()
+    for kind, name in left:
+        place = path.child(name)
+        if binder.reader.keys is not None:
+            binder.reader.note(f"{place.text()} is left on the meta device")
+        else:
+            why = "the store does not fill it" if name in persistent else "it is not part of state_dict()"
+            binder.problems.missing(
+                place, f"is a {kind} on the meta device and would stay there: {why}; compute it before loading"
+            )
 
 
 def materialize(materials: Iterable[Fill], memory: Memory) -> None:
@@ -185,7 +208,17 @@ def materialize(materials: Iterable[Fill], memory: Memory) -> None:
         used.add(fill.view.chunk)
         if data.dtype is not live.dtype:
             data = data.to(live.dtype)
-        if isinstance(live, torch.nn.Parameter):
-            data = torch.nn.Parameter(data, requires_grad=live.requires_grad)
-        vars(data).update(vars(live))
-        torch.utils.swap_tensors(live, data)  # type: ignore[no-untyped-call]
+        _exchange(live, data)
+
+
+def materialize_spread(materials: Iterable[tuple[DTensor, torch.Tensor]]) -> None:
+    """The same for tensors that are spread over ranks, by this rank's part of each."""
+    for live, part in materials:
+        _exchange(live, like(live, part))
+
+
+def _exchange(live: torch.Tensor, data: torch.Tensor) -> None:
+    if isinstance(live, torch.nn.Parameter):
+        data = torch.nn.Parameter(data, requires_grad=live.requires_grad)
+    vars(data).update(vars(live))
+    torch.utils.swap_tensors(live, data)  # type: ignore[no-untyped-call]

@@ -15,8 +15,9 @@ from tierload.state.keys import DEPTH_MAX, Path
 from tierload.state.registry import type_name
 from tierload.state.tensors import TORCH
 from tierload.state.texts import quoted
+from tierload.state.wrappers import BareNames, bare_module, told, wrapper_of
 
-__all__ = ["encode", "is_stateful", "known_state", "own_functions"]
+__all__ = ["encode", "encode_module", "is_stateful", "known_state", "own_functions"]
 
 _DEPTH = 4
 """Levels of nesting in what ``state_dict()`` of a module gives."""
@@ -52,7 +53,7 @@ def _rules() -> _native.ModuleRules | None:
         "named_modules",
     )
     functions = own_functions(torch.nn.Module, *names)
-    return _native.ModuleRules(TORCH, functions) if len(functions) == len(names) else None
+    return _native.ModuleRules(TORCH, functions, wrapper_of) if len(functions) == len(names) else None
 
 
 _RULES = _rules()
@@ -60,7 +61,8 @@ _RULES = _rules()
 
 def known_state(module: object, path: Path) -> _native.ModuleState | None:
     """What ``state_dict()`` and ``named_parameters()`` of a module at ``path`` give, where that is known without
-    calling them: where they are torch's own, from here to the last module inside, without hooks."""
+    calling them: where they are torch's own, from here to the last module inside, without hooks. Wrappers are seen
+    through."""
     if _RULES is None or path.depth + _DEPTH > DEPTH_MAX or torch.overrides.has_torch_function((module,)):
         return None  # in a torch function mode, detach() may mean something else
     return _RULES.state_of(module)
@@ -73,8 +75,20 @@ def is_stateful(value: object) -> bool:
     )
 
 
-def encode(value: Any, path: Path, known: _native.ModuleState | None = None) -> Parts:
-    """The parts of an object: its type's name, which is never imported, and what its ``state_dict()`` gives, or is
-    known to give."""
-    state = value.state_dict() if known is None else known
-    return [f'{{"object":{{"type":{quoted(type_name(type(value)))},"state":', (state, path.inner()), "}}"]
+def encode(value: Any, path: Path) -> Parts:
+    """The parts of an object: its type's name, which is never imported, and what its ``state_dict()`` gives."""
+    return _parts(type(value), value.state_dict(), path)
+
+
+def encode_module(module: torch.nn.Module, path: Path, known: _native.ModuleState | None, notes: list[str]) -> Parts:
+    """The parts of a module, ``known`` or asked for: those of the module without wrappers, whichever it is in."""
+    names = BareNames(module) if known is None else None
+    wrappers = names.wrappers if names is not None else known.wrappers  # type: ignore[union-attr]
+    if wrappers:
+        notes.append(f"{path.shown()}: {told(wrappers)}")
+    state = known if names is None else names.state_dict()
+    return _parts(type(bare_module(module)), state, path)
+
+
+def _parts(cls: type, state: object, path: Path) -> Parts:
+    return [f'{{"object":{{"type":{quoted(type_name(cls))},"state":', (state, path.inner()), "}}"]

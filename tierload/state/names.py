@@ -13,6 +13,7 @@ from tierload.state import modules
 from tierload.state.containers import key_element
 from tierload.state.keys import ROOT, Path
 from tierload.state.registry import is_named_tuple
+from tierload.state.wrappers import BareNames
 
 __all__ = ["ParameterNames"]
 
@@ -50,8 +51,10 @@ class ParameterNames:
         if state is not None:
             self.keys.add_module(state, path.text())
             return
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            self.keys.add(parameter, path.child(name).text())
+        named = list(module.named_parameters(remove_duplicate=False))
+        bare = BareNames(module).unique([name for name, _ in named])
+        for name, parameter in named:
+            self.keys.add(parameter, path.child(bare[name]).text())
 
     def _of_memory(self, parameter: torch.Tensor) -> list[str]:
         if self._by_memory is None:

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tierload.state.compound_binding import is_handed_over
+from tierload.state.cut_states import refuse_of_another_cut
 from tierload.state.keys import Path
 from tierload.state.leaf_binding import bind_stateful
-from tierload.state.members import OptimizerNode, entries, optimizer_node
+from tierload.state.live_parameters import LiveParameters
+from tierload.state.members import OptimizerNode
 from tierload.state.nodes import tag_of
-from tierload.state.optimizers import own_names, parameters_of
+from tierload.state.optimizer_dicts import stored_optimizer
+from tierload.state.optimizers import parameters_of
 from tierload.state.spread_binding import fresh_for
+from tierload.state.wrappers import ADVICE, has_wrapper_element
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -45,7 +49,7 @@ class _Match:
 
 def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, path: Path) -> None:
     """Bind an optimizer and what is stored for it: an optimizer, or a state dict that the user took himself."""
-    saved = _saved(binder, node, path)
+    saved = stored_optimizer(binder.reader, node, path)
     if saved is None and type(live).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         bind_stateful(binder, live, node, path)  # a form of its own, which it will know
         return
@@ -56,8 +60,12 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     if not _is_groups(groups, len(saved.names)):
         binder.problems.dtypes(path, "has param groups of an unknown form in the store")
         return
-    if not binder.wants_any_of([*(place for _, _, place in saved.states), saved.groups[1]]):
+    # All of them: it counts which patterns are used. The state of a parameter is loaded as one thing.
+    wanted = [binder.wants_any(node, place) for _, node, place in saved.states]
+    if not binder.reader.wants(saved.groups[1]) and not any(wanted):
         return
+    for place in saved.strangers:
+        binder.problems.unexpected(place, "is of a parameter that no stored group has")
     match = _Match(saved, groups)
     parameters = parameters_of(live)
     _match_parameters(binder, live, match, path)
@@ -65,26 +73,6 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     states = _bind_states(binder, live, match, parameters)
     binder.reader.unfiltered(*saved.rest)  # checks it, and makes the memory that it needs
     binder.actions.append(lambda: _apply(binder, live, match, parameters, states, path))
-
-
-def _saved(binder: Binder, node: object, path: Path) -> OptimizerNode | None:
-    """What is stored, as an optimizer; of a plain state dict, one whose parameters have no names."""
-    tag, content = tag_of(node)
-    if tag == "object" and "optimizer" in content:
-        return optimizer_node(binder.reader, content["optimizer"], path)
-    if tag == "object":
-        tag, content = tag_of(content["state"])
-    parts = {key: inner for key, _, inner in entries(binder.reader, tag, content, path)}
-    if "state" not in parts or "param_groups" not in parts:
-        return None
-    groups = binder.reader.unfiltered(parts["param_groups"], path.child("param_groups"))
-    below = path.child("state")
-    states = [(key, inner, place) for key, place, inner in entries(binder.reader, *tag_of(parts["state"]), below)]
-    count = 0
-    if isinstance(groups, list):
-        count = sum(len(group.get("params", ())) for group in groups if isinstance(group, dict))
-    rest = {"d": {key: inner for key, inner in parts.items() if key not in ("state", "param_groups")}}
-    return OptimizerNode([None] * count, (parts["param_groups"], path.child("param_groups")), states, (rest, path))
 
 
 def _is_groups(groups: object, count: int) -> bool:
@@ -99,29 +87,31 @@ def _is_groups(groups: object, count: int) -> bool:
 
 def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match, path: Path) -> None:
     """Find the live parameter of every saved one, by its key, then by the optimizers' own names."""
-    parameters = parameters_of(live)
-    own = own_names(live)
-    by_key = {key: position for position, parameter in enumerate(parameters) for key in binder.names.of(parameter)}
-    by_name = {name: position for position, name in own.items()}
     inner = {
         position: name
         for group in match.groups
         for position, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
     names = match.saved.names
+    saved = {name for name in (*names, *inner.values()) if name is not None}
+    found = LiveParameters(binder.names, live, saved)
     matched: set[int] = set()
     for position, name in enumerate(names):
-        found = by_key.get(name or "", by_name.get(name or ""))
-        if found is None:
-            found = by_name.get(inner.get(position, ""))
-        if found is not None and found not in matched:
-            match.live_of[position] = found
-            matched.add(found)
-    nameless = not any(names) or not (by_key or by_name)
-    if names and not match.live_of and nameless:
+        at = found.find(name)
+        if at is None:
+            at = found.find(inner.get(position))
+        if at is not None and at not in matched:
+            match.live_of[position] = at
+            matched.add(at)
+    if found.without_wrappers:
+        binder.reader.note(
+            f"{path.shown()}: {found.without_wrappers} names of the store are read without the elements of wrappers"
+        )
+    count = len(parameters_of(live))
+    if names and not match.live_of and (not any(names) or not found.named):
         binder.problems.unexpected(path, "has states that can only be matched by position")
         binder.problems.advise(_UNNAMED)
-        if not binder.strict and len(names) == len(parameters):
+        if not binder.strict and len(names) == count:
             match.live_of = {position: position for position in range(len(names))}
         return
     states = path.child("state")
@@ -130,14 +120,19 @@ def _match_parameters(binder: Binder, live: torch.optim.Optimizer, match: _Match
             binder.problems.unexpected(
                 states.child(name or position), "is of a parameter that the target does not have"
             )
-    for position, parameter in enumerate(parameters):
+            if has_wrapper_element(name or ""):
+                binder.problems.advise(ADVICE)
+    for position in range(count):
         if position not in matched:
-            label = next(iter(binder.names.of(parameter)), own.get(position, position))
-            binder.problems.missing(states.child(label), "is of a parameter that the stored optimizer does not have")
+            binder.problems.missing(
+                states.child(found.label(position)), "is of a parameter that the stored optimizer does not have"
+            )
 
 
 def _match_groups(binder: Binder, live: torch.optim.Optimizer, match: _Match, path: Path) -> None:
     """Find the saved group whose hyperparameters each live group takes: that of its parameters."""
+    if not binder.reader.wants(match.saved.groups[1]):
+        return
     saved_at = {found: position for position, found in match.live_of.items()}
     group_at = {position: number for number, group in enumerate(match.groups) for position in group["params"]}
     numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(live))}
@@ -181,7 +176,10 @@ def _bind_states(
         if type(key) is int and 0 <= key < len(match.saved.names):
             if key not in match.live_of:
                 continue
-            key = match.live_of[key]
+            position, key = key, match.live_of[key]
+            if not _fits(binder, parameters[key], match.saved.names[position], node, place):
+                del match.live_of[position]  # it keeps the state that it has
+                continue
             tag, content = tag_of(node)
             if tag in ("d", "map", "odict", "ddict"):
                 current = live.state.get(parameters[key], {})
@@ -205,6 +203,19 @@ def _bind_states(
     return bound
 
 
+def _fits(binder: Binder, parameter: torch.Tensor, name: str | None, node: object, place: Path) -> bool:
+    """Whether a stored state is of a parameter like the live one: its own shapes do not tell."""
+    shape = binder.shapes.of([name] if name else [])
+    if shape is None:
+        shape = binder.shapes.of(binder.names.of(parameter))
+    if shape is not None and shape != tuple(parameter.shape):
+        binder.problems.shapes(
+            place, f"is of a parameter of shape {tuple(parameter.shape)} in the target and {shape} in the store"
+        )
+        return False
+    return not refuse_of_another_cut(binder, parameter, name, node, place)
+
+
 def _apply(
     binder: Binder,
     live: torch.optim.Optimizer,
@@ -220,8 +231,7 @@ def _apply(
     group_at: dict[int, dict[str, Any]] = {}
     for at, group in enumerate(live.param_groups):
         source = match.group_of.get(at)
-        wanted = source is not None and reader.wants(match.saved.groups[1])
-        hyper = _hyper(saved_groups[source]) if wanted else _hyper(group)
+        hyper = _hyper(group) if source is None else _hyper(saved_groups[source])
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
         groups.append({"params": group["params"], **names, **hyper})
         group_at |= {id(parameter): groups[-1] for parameter in group["params"]}

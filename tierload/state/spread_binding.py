@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["bind_spread", "fill_if_alike", "fresh_for", "matching_view"]
 
 
-def bind_spread(binder: Binder, live: DTensor, node: object, path: Path) -> bool:
-    """Fill this rank's part of ``live`` with what is stored; whether it can be. What differs is reported."""
+def bind_spread(binder: Binder, live: DTensor, node: object, path: Path, *, module: bool = False) -> bool:
+    """Fill this rank's part of ``live`` with what is stored; whether it can be. What differs is reported. On meta it
+    gets memory when it is part of a module."""
     if not binder.reader.wants(path):
         return False
     binder.meshes[id(live.device_mesh)] = live.device_mesh
@@ -30,11 +31,17 @@ def bind_spread(binder: Binder, live: DTensor, node: object, path: Path) -> bool
     if view is None:
         return False
     local = local_part(live, path)
-    if local.is_meta:
+    if local.is_meta and not module:
         binder.problems.missing(
-            path, "is on the meta device in the target; give it memory first, as in model.to_empty(device=...)"
+            path, "is on the meta device in the target, and part of no module; give it memory first"
         )
         return False
+    if local.is_meta:
+        fresh = torch.empty(local.shape, dtype=local.dtype, device=_device(live))
+        _, local, chunk = binder.spread_materials.setdefault(id(live), (live, fresh, view.chunk))
+        if chunk != view.chunk:
+            binder.problems.unexpected(path, "shares memory with another key in the target, and not in the store")
+            return False
     _fill(binder, live, local, view, path)
     binder.loaded.append(path)
     return True
@@ -74,9 +81,15 @@ def fresh_for(binder: Binder, template: torch.Tensor, node: object, path: Path) 
         return None
     binder.meshes[id(template.device_mesh)] = template.device_mesh
     part = local_part(template, path)
-    local = torch.empty(part.shape, dtype=view.row.torch, device=part.device)
+    device = _device(template) if part.is_meta else part.device
+    local = torch.empty(part.shape, dtype=view.row.torch, device=device)
     _fill(binder, template, local, view, path)
     return like(template, local)
+
+
+def _device(spread: DTensor) -> torch.device:
+    """Where a part that is on meta will be."""
+    return torch.device(spread.device_mesh.device_type)
 
 
 def _fill(binder: Binder, live: DTensor, local: torch.Tensor, view: TensorView, path: Path) -> None:

@@ -14,6 +14,7 @@ from tierload.state.containers import key_element
 from tierload.state.keys import ROOT, Path
 from tierload.state.modules import is_stateful
 from tierload.state.registry import is_named_tuple
+from tierload.state.wrappers import BareNames
 
 __all__ = [
     "Put",
@@ -53,7 +54,7 @@ def fields_of_target(value: Any) -> list[tuple[str, Any]]:
 def _below(value: Any, path: Path) -> list[tuple[Any, Path]]:
     """What a live container holds; nothing for anything that is bound as one thing."""
     if isinstance(value, torch.nn.Module):
-        return [(None, path.child(name)) for name in value.state_dict()]
+        return [(None, path.child(name)) for name in BareNames(value).state_dict()]
     if (
         rng.kind_of(value) is not None
         or isinstance(value, (torch.Tensor, files.File, files.Folder))
