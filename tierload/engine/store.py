@@ -106,6 +106,10 @@ class Store(WritingStore):
         self._device(nbytes)
         self._in_background().prepare(nbytes, self.settings)
 
+    def wait(self) -> None:
+        """Returns when no save is in flight. Raises what went wrong in one that nobody has asked about."""
+        self._wait_for_background()
+
     @property
     def skipped(self) -> int:
         """How many saves ``on_busy="skip"`` has left out."""
