@@ -37,6 +37,7 @@ class Stopping:
         self._takes_signals = on_signal
         self._taken = False
         self._asked = False
+        self._loops = 0
         self._board: Board | None = None
 
     def join(self, limit_seconds: float) -> None:
@@ -46,6 +47,7 @@ class Stopping:
 
     def watch(self) -> None:
         """A loop begins."""
+        self._loops += 1
         self._asked = False
         main = threading.current_thread() is threading.main_thread()
         if self._takes_signals and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -73,15 +75,22 @@ class Stopping:
         if self._board is None:
             return asked
         try:
-            last = self._board.get("last step")
-            if last is None and asked:
-                self._board.write("last step", str(step + 1).encode())
+            key = f"last step of loop {self._loops}"
+            agreed = self._board.get(key)
+            if agreed is None and asked:
+                self._board.write(key, f"{step + 1} {self.signal or 0}".encode())
         except StoreUnreachable as error:
             raise RankLost(f"whether the ranks end after step {step} cannot be known: {error}", ranks=(0,)) from error
-        if last is not None and int(last) < step:
-            difference = f"this rank has done step {step}"
-            raise RanksDisagree(f"the ranks were to end after step {int(last)}", differences=[difference])
-        return last is not None and int(last) == step
+        if agreed is None:
+            return False
+        last, number = map(int, agreed.split())
+        if last < step:
+            difference = f"this rank has done step {step} meanwhile: its steps do not wait for those of the others"
+            raise RanksDisagree(f"the ranks were to end after step {last}", differences=[difference])
+        if last > step:
+            return False
+        self.signal = self.signal or number or None  # all of them end the program, or none
+        return True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
