@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,13 +43,12 @@ class Toy:
     def __post_init__(self) -> None:
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(self.seed)
-        self.model: torch.nn.Module = model()
-        if self.compiled:
-            self.model = torch.compile(self.model, backend="eager")  # type: ignore[assignment]
+        self.plain = model()
+        self.model: Any = torch.compile(self.plain, backend="eager") if self.compiled else self.plain
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=500)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=6)
-        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.ema = AveragedModel(self.plain, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.loader = StatefulDataLoader(Augmented(), BATCH, shuffle=True, num_workers=self.workers)
         self.seen = {"samples": 0}
         names = "model optimizer scheduler scaler ema loader seen".split()
@@ -66,6 +66,6 @@ class Toy:
         self.scaler.update()
         self.optimizer.zero_grad()
         self.scheduler.step()
-        self.ema.update_parameters(self.model)
+        self.ema.update_parameters(self.plain)
         averaged = sum(float(p.detach().sum()) for p in self.ema.module.parameters())
         return total + averaged + self.scaler.get_scale() + self.optimizer.param_groups[0]["lr"] + self.seen["samples"]

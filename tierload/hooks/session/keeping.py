@@ -25,24 +25,28 @@ class Keeping:
     def __init__(self, store: Store, retention: Retention) -> None:
         self._store = store
         self._retention = retention
-        self._pending: PendingSave | None = None
+        self._pending: list[PendingSave] = []
+        self._due = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def saved(self, pending: PendingSave) -> None:
         """A save is on its way; what it makes superfluous is dropped when it is durable."""
-        self._pending = pending
+        self._pending.append(pending)
+        self.look()
 
     def look(self) -> None:
         """Between two steps: begins what is due. Raises what went wrong in the last collection."""
+        done = [pending for pending in self._pending if pending.done()]
+        self._pending = [pending for pending in self._pending if pending not in done]
+        self._due = self._due or any(pending.error is None for pending in done)  # failures are the store's to raise
         if self._thread is not None and self._thread.is_alive():
             return
         self._raise()
-        if self._pending is not None and self._pending.done():
-            failed, self._pending = self._pending.error is not None or self._pending.skipped, None
-            if not failed:  # else the next call on the store raises it
-                self._thread = threading.Thread(target=self._collect, name="tierload-collect", daemon=True)
-                self._thread.start()
+        if self._due:
+            self._due = False
+            self._thread = threading.Thread(target=self._collect, name="tierload-collect", daemon=True)
+            self._thread.start()
 
     def finish(self, *, collect: bool) -> None:
         """Waits for what was begun; and drops what is left to drop, when all saves are durable."""

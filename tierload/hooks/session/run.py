@@ -79,7 +79,8 @@ class Session:
         self._metrics: dict[str, object] = {}
         self._tags: tuple[str, ...] = ()
         self._due = False
-        self._in_step = False  # a body runs, or was left in its middle
+        self._looping = False
+        self._in_step = False  # its body runs, or was left in its middle
         self._stopping = Stopping(on_signal=on_signal == "save")
         self._prepared = False
         self._store: Store | None = None
@@ -110,7 +111,7 @@ class Session:
 
     def _resume(self, store: Store) -> None:
         """Everything as it was at the newest commit, if there is one: random states last."""
-        self.resumed, self._in_step = None, False
+        self.resumed, self._in_step, self._looping = None, False, False
         if store.head() is not None:
             try:
                 store.load(into=self._state)
@@ -158,12 +159,9 @@ class Session:
             InvalidRequest: An earlier loop was left in the midst of a step.
         """
         self._opened()
-        if self._in_step:
-            raise InvalidRequest(
-                f"step {self.step + 1} was left in its middle (break, or an exception), so what there is now belongs "
-                "to no step; call run.stop() instead of break, or begin the session anew"
-            )
+        self._check_whole()
         self._stopping.watch()
+        self._looping = True
         try:
             while self.step < n:
                 self._in_step = True
@@ -173,6 +171,7 @@ class Session:
                 if self._end_step(n):
                     break
         finally:
+            self._looping = False
             self._stopping.rest()
         self._leave()
 
@@ -211,12 +210,20 @@ class Session:
         """Asks for a commit of this step, when it ends; outside of a loop it is made now, and durable."""
         self._tags = (*self._tags, *tags)
         self._due = True
-        if not self._in_step:
+        if not self._looping:
+            self._check_whole()
             self._save(durable=True)
 
     def stop(self) -> None:
         """Asks the loop to end after this step, with a commit. In a job it ends after the next one, on all ranks."""
         self._stopping.ask()
+
+    def _check_whole(self) -> None:
+        if self._in_step:
+            raise InvalidRequest(
+                f"step {self.step + 1} was left in its middle (break, or an exception), so what there is now belongs "
+                "to no step; call run.stop() instead of break, or begin the session anew"
+            )
 
     def _end_step(self, n: int) -> bool:
         """Saves what is due; whether the loop ends."""
