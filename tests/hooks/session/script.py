@@ -15,11 +15,7 @@ from tests.hooks.session.toys import Toy
 def main(store: str, steps: int) -> None:
     torch.set_num_threads(1)
     die_in_save()
-    toy = Toy(
-        seed=os.getpid() if os.path.exists(store) else 0,  # what follows must come from the store
-        workers=int(os.environ.get("WORKERS", "0")),
-        compiled=os.environ.get("COMPILED") == "1",
-    )
+    toy = Toy(seed=os.getpid() if os.path.exists(store) else 0)  # what follows must come from the store
     with tierload.Session(store, every=5, keep=4, **toy.parts) as run:
         batches = run.batches(toy.loader)
         for step in run.steps(steps):

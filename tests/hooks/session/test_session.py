@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,26 @@ def test_a_collection_that_fails_is_raised_in_the_loop(store: Path, monkeypatch:
             pass
 
 
+def test_the_programs_own_error_is_the_one_that_is_raised(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def fails(*_: object, **__: object) -> None:
+        began.set()
+        raise StoreIOError(errno.EIO, "no collection")
+
+    monkeypatch.setattr(tierload.Store, "collect", fails)
+
+    def loop() -> None:
+        with Session(store, every=1, keep=1, state={}) as run:
+            for step in run.steps(3):
+                if step == 3 and began.wait(60):
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        loop()
+    assert "no collection" in raised.value.__notes__[0]
+
+
 # -- how it is left
 
 
@@ -246,6 +268,20 @@ def test_a_signal_in_a_loop_that_is_broken_off_ends_the_program_after_the_block(
     with pytest.raises(SystemExit):
         loop()
     assert saved(store) == []
+
+
+def test_a_child_that_was_forked_in_a_step_ends_by_its_first_signal(store: Path) -> None:
+    with Session(store, every=100, state={}) as run:
+        for _ in run.steps(1):
+            lives, living = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(living, b"!")  # what comes before, Python drops
+                while True:
+                    time.sleep(0.01)
+            os.read(lives, 1)
+            os.kill(child, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
 def test_without_on_signal_nothing_is_taken_over(store: Path) -> None:

@@ -36,7 +36,6 @@ class Toy:
     """What a plain loop holds. ``seed`` is that of the process: a resumed one has another."""
 
     seed: int = 0
-    workers: int = 0
     compiled: bool = False
     parts: dict[str, object] = field(init=False)
 
@@ -49,7 +48,7 @@ class Toy:
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=500)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=6)
         self.ema = AveragedModel(self.plain, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        self.loader = StatefulDataLoader(Augmented(), BATCH, shuffle=True, num_workers=self.workers)
+        self.loader = StatefulDataLoader(Augmented(), BATCH, shuffle=True)
         self.seen = {"samples": 0}
         names = "model optimizer scheduler scaler ema loader seen".split()
         self.parts = {name: getattr(self, name) for name in names}

@@ -95,13 +95,15 @@ class Session:
     def __enter__(self) -> Self:
         if self._store is not None:
             raise InvalidRequest(f"{self._path}: this session has begun already")
+        self.resumed, self._in_step, self._looping = None, False, False
+        self._metrics, self._tags, self._due = {}, (), False
         store = api.open(self._path, mode="w", settings=self._settings)
         try:
             self._resume(store)
             guard_optimizers(self._state)
             if store.together:
                 self._stopping.join(store.settings.rank_timeout_seconds)
-            if self._retention.keep is not None and place()[0] == 0:  # who alone holds the store
+            if self._retention.keep is not None and not (store.together and place()[0]):  # rank 0 holds the store
                 self._keeping = Keeping(store, self._retention)
         except BaseException:
             store.close()
@@ -111,7 +113,6 @@ class Session:
 
     def _resume(self, store: Store) -> None:
         """Everything as it was at the newest commit, if there is one: random states last."""
-        self.resumed, self._in_step, self._looping = None, False, False
         if store.head() is not None:
             try:
                 store.load(into=self._state)
@@ -140,8 +141,10 @@ class Session:
             if keeping is not None:
                 keeping.finish(collect=error is None)
         except BaseException as failure:
-            store.__exit__(type(failure), failure, failure.__traceback__)
-            raise
+            if error is None or not isinstance(failure, TierloadError):
+                store.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+            error.add_note(f"Besides, {failure}")  # the caller's own error is the one that is raised
         store.__exit__(kind, error, trace)
         if error is None:
             self._leave()

@@ -14,6 +14,7 @@ none ends a step before all have begun it.
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 from types import FrameType
@@ -35,6 +36,7 @@ class Stopping:
     def __init__(self, *, on_signal: bool) -> None:
         self.signal: int | None = None
         self._takes_signals = on_signal
+        self._owner = os.getpid()
         self._taken = False
         self._asked = False
         self._loops = 0
@@ -48,6 +50,7 @@ class Stopping:
     def watch(self) -> None:
         """A loop begins."""
         self._loops += 1
+        self._owner = os.getpid()
         self._asked = False
         main = threading.current_thread() is threading.main_thread()
         if self._takes_signals and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -93,5 +96,8 @@ class Stopping:
         return True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
         self.rest()
+        if os.getpid() == self._owner:
+            self.signal = number
+        else:  # a child that was forked in a step ends as it would have without us
+            signal.raise_signal(number)
