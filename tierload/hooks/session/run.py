@@ -48,6 +48,7 @@ class Session:
     def __init__(
         self,
         path: str | os.PathLike[str],
+        /,
         *,
         every: int,
         keep: int | None = None,
