@@ -32,7 +32,7 @@ def loop(rank: int, ranks: int, path: str, steps: int, told: str = "", when: int
     loader = StatefulDataLoader(torch.arange(SAMPLES), BATCH, sampler=sampler)  # type: ignore[arg-type, var-annotated]
     losses, samples = [], []
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
-    with tierload.Session(path, every=4, keep=2, **parts) as run:
+    with tierload.Session(path, every=2, keep=2, **parts) as run:
         batches = run.batches(loader)
         for step in run.steps(steps):
             batch = next(batches)
@@ -68,6 +68,7 @@ def test_all_ranks_end_after_the_step_after_the_one_in_which_one_was_told(
     with tierload.open(path) as store:
         assert [commit.step for commit in store.commits()] == [6, 4]
         assert store.head().metrics["rank"] == 0  # type: ignore[union-attr]
+        assert store.verify(full=True).ok
     stopped = results(2, loop, path, 14, "stop", 9)
     rest = results(2, loop, path, 14)
     for rank in range(2):

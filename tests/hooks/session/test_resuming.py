@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tierload
-from tests.hooks.runs import Ended, assert_same_losses, roll_back, train
+from tests.hooks.runs import ROOT, Ended, assert_same_losses, roll_back, train
 
 SCRIPT = "tests.hooks.session.script"
 STEPS = 60
@@ -45,3 +49,27 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, whole: Ended, interrupt: str
         assert steps(store) == [60, 55, 50, 45]
         roll_back(store, 2)
         assert_same_losses(train(SCRIPT, store, STEPS), whole, first=51, at_least=10)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_comes_to_its_end(tmp_path: Path, whole: Ended) -> None:
+    chance, store = random.Random(5), tmp_path / "run"
+    command = [sys.executable, "-W", "ignore", "-m", SCRIPT, str(store), str(STEPS)]
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) * 4:
+        told: dict[int, str] = {}
+        with subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=-1, stderr=-3, text=True
+        ) as process:
+            assert process.stdout is not None
+            left = chance.randrange(1, 15)
+            for line in process.stdout:
+                _, step, loss = line.strip().split("|") if line.endswith("\n") else ("", 0, "")
+                if loss:
+                    told[int(step)] = loss
+                if len(told) == left:
+                    process.send_signal(number)
+        assert told == {step: whole.losses[step] for step in told}, "what was done again is the same"
+        with tierload.open(store) as opened:
+            assert opened.verify(full=True).ok
+    assert_same_losses(train(SCRIPT, store, STEPS), whole, at_least=0)
+    assert steps(store)[0] == STEPS
