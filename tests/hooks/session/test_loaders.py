@@ -207,3 +207,13 @@ def test_only_loaders_that_are_parts_give_batches(store: Path) -> None:
     session = tierload.Session(store, every=1, loader=loader())
     with session as run, pytest.raises(InvalidRequest, match=r"Session\(\.\.\., loader=loader\)"):
         run.batches(loader())
+
+
+def test_a_session_that_begins_anew_in_the_same_process_has_nothing_left_over(store: Path) -> None:
+    own = loader()
+    session = tierload.Session(store, every=10, loader=own)
+    for _ in range(2):
+        with session as run:
+            for _ in run.steps(5):
+                assert next(run.batches(own)).tolist() == [*range(10)]
+                break  # nothing is saved

@@ -110,7 +110,7 @@ class Batches:
             InvalidRequest: This loader cannot go on from where the other one was.
         """
         self._loader.load_state_dict({})  # torchdata's word for: whoever has iterated over it is done
-        self._iterator = None
+        self._iterator, self.epoch, self.position = None, 0, 0
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
             self._take_up(state)

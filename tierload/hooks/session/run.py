@@ -119,8 +119,8 @@ class Session:
                 store.load(into=self._state)
             except TierloadError as error:
                 error.add_note(
-                    f"{store.path} holds a run, and it cannot go on with these parts. To begin another run, use "
-                    "another path; `tierload log` shows what there is, `tierload show` what a commit holds"
+                    f"The newest commit of {store.path} does not fit the parts of this session. To begin another run, "
+                    "use another path; `tierload log` shows what there is, `tierload show` what it holds"
                 )
                 raise
             line = (commit for commit in store.commits() if not commit.superseded)
