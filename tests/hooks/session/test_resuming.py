@@ -13,6 +13,7 @@ import pytest
 
 import tierload
 from tests.hooks.runs import ROOT, Ended, assert_same_losses, roll_back, train
+from tests.hooks.session.toys import saved
 
 SCRIPT = "tests.hooks.session.script"
 STEPS = 60
@@ -21,11 +22,6 @@ STEPS = 60
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return train(SCRIPT, tmp_path_factory.mktemp("whole") / "run", STEPS)
-
-
-def steps(store: Path) -> list[int | None]:
-    with tierload.open(store) as opened:
-        return [commit.step for commit in opened.commits() if not commit.superseded]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +36,13 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, whole: Ended, interrupt: str
     store = tmp_path / "run"
     ended = train(SCRIPT, store, STEPS, interrupt=interrupt)
     assert ended.status == status, ended.output
-    assert steps(store)[0] == newest
+    assert saved(store)[-1] == newest
     assert_same_losses(ended, whole)
     rest = train(SCRIPT, store, STEPS)
     assert_same_losses(rest, whole, first=newest + 1)
     if "sigterm" in interrupt:
         assert "SIGTERM: saving step 33" in ended.output
-        assert steps(store) == [60, 55, 50, 45]
+        assert saved(store) == [45, 50, 55, 60]
         roll_back(store, 2)
         assert_same_losses(train(SCRIPT, store, STEPS), whole, first=51, at_least=10)
 
@@ -72,4 +68,4 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(tmp_path: Path, w
         with tierload.open(store) as opened:
             assert opened.verify(full=True).ok
     assert_same_losses(train(SCRIPT, store, STEPS), whole, at_least=0)
-    assert steps(store)[0] == STEPS
+    assert saved(store)[-1] == STEPS

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,7 @@ import pytest
 import torch
 
 import tierload
-from tests.hooks.runs import train
-from tests.hooks.session.toys import Toy
+from tests.hooks.session.toys import Toy, saved
 from tierload import InvalidRequest, KeyMismatch, Session, StoreIOError
 from tierload.engine import writing
 
@@ -34,12 +30,6 @@ def act(parts: dict[str, Any]) -> torch.Tensor:
     loss.backward()  # type: ignore[no-untyped-call]
     parts["optimizer"].step()
     return loss
-
-
-def saved(store: Path) -> list[int | None]:
-    """The steps of the head's line, oldest first."""
-    with tierload.open(store) as opened:
-        return [commit.step for commit in reversed(opened.commits()) if not commit.superseded]
 
 
 def metrics(store: Path) -> dict[int | None, dict[str, object]]:
@@ -219,93 +209,6 @@ def test_what_was_logged_for_a_save_that_was_skipped_is_for_the_next_one(store: 
                 run._store.async_save(torch.rand(100_000))  # type: ignore[union-attr]
                 run._store.settings = tierload.Settings(on_busy="skip")  # type: ignore[union-attr]
     assert metrics(store)[2] == {"of1": 1, "of2": 2}
-
-
-# -- signals
-
-
-def test_a_handler_of_the_program_stays(store: Path) -> None:
-    came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-    try:
-        with Session(store, every=100, state={}) as run:
-            for step in run.steps(4):
-                if step == 2:
-                    signal.raise_signal(signal.SIGTERM)
-                    run.stop()  # what such a handler may do
-        assert came == [signal.SIGTERM]
-        assert saved(store) == [2]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.parametrize("when", ["in a step", "in the last step"])
-def test_a_signal_saves_and_leaves_by_system_exit(store: Path, when: str) -> None:
-    last = 3 if when == "in the last step" else 10
-
-    def loop() -> None:
-        with Session(store, every=100, state={}) as run:
-            for step in run.steps(last):
-                if step == 3:
-                    signal.raise_signal(signal.SIGTERM)
-                    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a second one ends the process"
-            raise AssertionError("it goes on after the loop")
-
-    with pytest.raises(SystemExit) as left:
-        loop()
-    assert left.value.code == 128 + signal.SIGTERM
-    assert saved(store) == [3]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_signal_in_a_loop_that_is_broken_off_ends_the_program_after_the_block(store: Path) -> None:
-    def loop() -> None:
-        with Session(store, every=100, state={}) as run:
-            for _ in run.steps(10):
-                signal.raise_signal(signal.SIGTERM)
-                break
-
-    with pytest.raises(SystemExit):
-        loop()
-    assert saved(store) == []
-
-
-def test_a_child_that_was_forked_in_a_step_ends_by_its_first_signal(store: Path) -> None:
-    with Session(store, every=100, state={}) as run:
-        for _ in run.steps(1):
-            lives, living = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.write(living, b"!")  # what comes before, Python drops
-                while True:
-                    time.sleep(0.01)
-            os.read(lives, 1)
-            os.kill(child, signal.SIGTERM)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-
-
-def test_without_on_signal_nothing_is_taken_over(store: Path) -> None:
-    with Session(store, every=100, on_signal=None, state={}) as run:
-        for _ in run.steps(1):
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_in_another_thread_there_are_no_signals(store: Path) -> None:
-    def loop() -> None:
-        with Session(store, every=1, state={}) as run:
-            for _ in run.steps(2):
-                pass
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    thread.join()
-    assert saved(store) == [1, 2]
-
-
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    ended = train("tests.hooks.session.script", tmp_path / "run", 10, interrupt="sigterm@4", TWICE="1")
-    assert ended.status == -signal.SIGTERM, ended.output
-    assert 4 not in ended.losses
 
 
 # -- what it takes

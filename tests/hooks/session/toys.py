@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import tierload
 
 SAMPLES, BATCH, WIDTH = 26, 4, 6  # 7 batches an epoch, the last one smaller
 
@@ -68,3 +71,9 @@ class Toy:
         self.ema.update_parameters(self.plain)
         averaged = sum(float(p.detach().sum()) for p in self.ema.module.parameters())
         return total + averaged + self.scaler.get_scale() + self.optimizer.param_groups[0]["lr"] + self.seen["samples"]
+
+
+def saved(store: Path) -> list[int | None]:
+    """The steps of the head's line, oldest first."""
+    with tierload.open(store) as opened:
+        return [commit.step for commit in reversed(opened.commits()) if not commit.superseded]
