@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         UnsupportedFormat,
         UnsupportedValue,
     )
+    from tierload.hooks.session import Session
     from tierload.settings import Settings
     from tierload.state import RNG, File, Folder, register_type
     from tierload.types import (
@@ -88,6 +89,7 @@ __all__ = [
     "SaveReport",
     "SaveSkipped",
     "SaveTimeout",
+    "Session",
     "Settings",
     "ShardInfo",
     "Store",
@@ -119,6 +121,7 @@ _ROOMS = {
     for room, names in {
         "api": "Guard PendingSave Store async_save guard load open prepare rollback save",
         "convert": "ConvertReport export_state import_state",
+        "hooks.session": "Session",
         "settings": "Settings",
         "state": "RNG File Folder register_type",
         "types": "Balance Change ChunkInfo CollectReport Commit Damage Difference LoadReport Pacing RollbackPlan "

@@ -49,7 +49,15 @@ def test_gc_keeps_every(store: Path) -> None:
     assert "dropped 0 commits" in run("gc", store)
 
 
+def test_gc_keeps_the_best_and_the_last_good(store: Path) -> None:
+    run("tag", store, "best", "--remove")
+    run("gc", store, "--keep", 1, "--keep-best", "loss:max")
+    assert list(ids(store)) == [100, 300, 400]  # 400 has a nan, 200 an infinity
+
+
 def test_gc_refuses_what_makes_no_sense(store: Path) -> None:
+    run("gc", store, "--keep", 1, "--keep-best", "loss", code=2)
+    run("gc", store, "--keep-best", "loss:min", code=2)
     run("gc", store, "--keep", 0, code=2)
     assert "--keep-every needs --keep" in invoke("gc", store, "--keep-every", 5).stderr
     run("gc", store, "--keep-every", 5, code=2)

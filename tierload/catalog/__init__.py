@@ -4,8 +4,8 @@ A thin face of the native catalog, which is the only implementation of commit, r
 """
 
 from tierload.catalog.line import Line
-from tierload.catalog.retention import choose_dropped
+from tierload.catalog.retention import choose_dropped, parse_best
 from tierload.catalog.text import decode_text
 from tierload.catalog.view import CatalogView
 
-__all__ = ["CatalogView", "Line", "choose_dropped", "decode_text"]
+__all__ = ["CatalogView", "Line", "choose_dropped", "decode_text", "parse_best"]

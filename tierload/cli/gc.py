@@ -24,18 +24,24 @@ def gc(
         int | None,
         typer.Option(min=1, metavar="K", help="Keep also steps that are multiples of K.", show_default=False),
     ] = None,
+    keep_best: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC:min|max", help="Keep also the best one by a metric.", show_default=False),
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Drops old commits and frees what nothing references any more.
 
-    The head, tagged commits, and data that a reader is using stay; commits that a rollback left behind go, unless they
-    are tagged. Without --keep no commit is dropped: only remains of interrupted saves are removed.
+    The head, tagged commits, the newest commit whose metrics are all finite, and data that a reader is using stay;
+    commits that a rollback left behind go, unless they are tagged. Without --keep no commit is dropped: only remains of
+    interrupted saves are removed.
     """
-    if keep_every is not None and keep is None:
-        raise typer.BadParameter("--keep-every needs --keep: how many of the newest commits to keep besides")
+    for option, value in (("--keep-every", keep_every), ("--keep-best", keep_best)):
+        if value is not None and keep is None:
+            raise typer.BadParameter(f"{option} needs --keep: how many of the newest commits to keep besides")
     with reading(path) if dry_run else writing(path) as store:
-        report = store.collect(keep=keep, keep_every=keep_every, dry_run=dry_run)
+        report = store.collect(keep=keep, keep_every=keep_every, keep_best=keep_best, dry_run=dry_run)
         if as_json:
             document = {
                 "store": path,

@@ -1,8 +1,8 @@
 """The order of things: what happens, one after the other, in a save, a load, a rollback, a verification."""
 
-from tierload.engine.guards import Guard, guard
+from tierload.engine.guards import Guard, guard, guarded
 from tierload.engine.job import place, saves_together
 from tierload.engine.pending import PendingSave
 from tierload.engine.store import Store
 
-__all__ = ["Guard", "PendingSave", "Store", "guard", "place", "saves_together"]
+__all__ = ["Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together"]

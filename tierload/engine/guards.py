@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tierload import _native
 from tierload.state import ROOT, TORCH, is_plain_tensor, is_spread, local_part
 
-__all__ = ["Guard", "Settling", "guard", "guarded_memory", "settle_all", "settled", "settles_later"]
+__all__ = ["Guard", "Settling", "guard", "guarded", "guarded_memory", "settle_all", "settled", "settles_later"]
 
 
 class Settling(Protocol):
@@ -67,6 +67,12 @@ def guard(optimizer: torch.optim.Optimizer, *, steps_elsewhere: bool = False) ->
         found = Guard(optimizer, reason)
         _guards[optimizer] = found
         return found
+
+
+def guarded(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``guard`` was called for an optimizer, whatever came of it."""
+    with _lock:
+        return optimizer in _guards
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

@@ -106,6 +106,10 @@ class Store(WritingStore):
         self._device(nbytes)
         self._in_background().prepare(nbytes, self.settings)
 
+    def wait(self) -> None:
+        """Returns when no save is in flight. Raises what went wrong in one that nobody has asked about."""
+        self._wait_for_background()
+
     @property
     def skipped(self) -> int:
         """How many saves ``on_busy="skip"`` has left out."""
@@ -185,14 +189,21 @@ class Store(WritingStore):
             return lsn
 
     def collect(
-        self, *, keep: int | None = None, keep_every: int | None = None, dry_run: bool = False
+        self,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        keep_best: str | None = None,
+        dry_run: bool = False,
     ) -> CollectReport:
         """Drops old commits and frees what nothing references. ``keep``: the newest so many of the head's line;
-        ``keep_every``: also those whose step is a multiple. The head, tagged commits, and what a reader is using stay.
-        Without ``keep`` nothing is dropped; only remains of interrupted saves are removed.
+        ``keep_every``: also those whose step is a multiple; ``keep_best``: also the one with the best value of a metric
+        (``"loss:min"`` or ``"accuracy:max"``). The head, tagged commits, and what a reader is using stay, and so does
+        the newest commit whose metrics are all finite. Without ``keep`` nothing is dropped; only remains of interrupted
+        saves are removed. A save in flight is not waited for, and does not wait.
 
         Raises:
-            InvalidRequest: ``keep`` is less than 1.
+            InvalidRequest: ``keep`` is less than 1, or ``keep_best`` does not say which values are better.
             CorruptStore: A kept commit's metadata is damaged: nothing is freed while that is so.
         """
         self._refuse_elsewhere("collect")
@@ -201,9 +212,13 @@ class Store(WritingStore):
             view = self._view()
             dropped: tuple[Commit, ...] = ()
             if keep is not None:
-                dropped = choose_dropped(view.commits, view.line, view.sources, keep=keep, keep_every=keep_every)
-            elif keep_every is not None:
-                raise InvalidRequest("keep_every needs keep: how many of the newest commits to keep besides")
+                dropped = choose_dropped(
+                    view.commits, view.line, view.sources, keep=keep, keep_every=keep_every, keep_best=keep_best
+                )
+            elif keep_every is not None or keep_best is not None:
+                raise InvalidRequest(
+                    "keep_every and keep_best need keep: how many of the newest commits to keep besides"
+                )
             if dry_run:
                 return CollectReport(dropped=dropped)
             result = self._native.collect([c.txid for c in dropped])

@@ -276,6 +276,9 @@ class WritingStore(OpenStore):
                 f"{self.path} was opened for writing by process {self._owner}, which holds it; a forked process has to "
                 "open it itself"
             )
+        background = self._background
+        if background is not None and not self._closed:
+            return background  # without the lock, which a collection holds for as long as it removes files
         with self._lock:
             if self._closed:
                 raise InvalidRequest("the store is closed")

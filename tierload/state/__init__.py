@@ -8,6 +8,7 @@ from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
 from tierload.state.keys import ROOT
 from tierload.state.memory import NO_CHUNKS
+from tierload.state.modules import is_stateful
 from tierload.state.nodes import tag_of
 from tierload.state.plan import LoadPlan, plan_load
 from tierload.state.registry import register_type
@@ -33,6 +34,7 @@ __all__ = [
     "flatten",
     "is_plain_tensor",
     "is_spread",
+    "is_stateful",
     "listed",
     "local_part",
     "matching",

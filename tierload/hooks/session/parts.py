@@ -1,0 +1,72 @@
+"""What a run consists of: which parts can be filled in place, and what else has to be done for them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from tierload.engine import guard, guarded
+from tierload.errors import InvalidRequest
+from tierload.hooks.session.loaders import Batches
+from tierload.state import RNG, File, Folder, is_stateful, rng
+
+__all__ = ["OWN", "guard_optimizers", "state_of"]
+
+OWN = "session"
+"""What a session knows of itself stands under this name; random states under ``rng``."""
+
+
+def state_of(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[Batches]]:
+    """The state that is saved and loaded into, but for the session's own entry; and the batches of the loaders in it.
+
+    Raises:
+        InvalidRequest: A part has a reserved name, cannot be filled in place, or is a loader that does not say where it
+            is.
+    """
+    state: dict[str, Any] = {}
+    for name, part in parts.items():
+        if name in ("rng", OWN):
+            raise InvalidRequest(f"{name}= is the session's own (random states and its step are saved in any case)")
+        if isinstance(part, DataLoader):
+            state[name] = Batches(name, part)
+            continue
+        # A compiled model has the same parameters under other names: one commit is for both.
+        state[name] = whole = getattr(part, "_orig_mod", part) if isinstance(part, torch.nn.Module) else part
+        if not _is_fillable(whole):
+            raise InvalidRequest(
+                f"{name}= is a {type(part).__qualname__}, which a resumed run could not set. Keep such values in a "
+                f"dict that is a part ({name}={{...}}), or log them: run.log({name}=...)"
+            )
+        if any(isinstance(inner, DataLoader) for inner in _inside(whole)):
+            raise InvalidRequest(f"{name}= holds a loader; pass it as a part of its own, so that it resumes in order")
+    state["rng"] = RNG()
+    return state, [part for part in state.values() if isinstance(part, Batches)]
+
+
+def guard_optimizers(state: Mapping[str, object]) -> None:
+    """Guards every optimizer that the program has not guarded itself."""
+    for part in _inside(state):
+        if isinstance(part, torch.optim.Optimizer) and not guarded(part):
+            guard(part)
+
+
+def _is_fillable(part: object) -> bool:
+    containers = (dict, list, collections.deque, np.ndarray, torch.Tensor, File, Folder)
+    mutable = dataclasses.is_dataclass(part) and not isinstance(part, type)
+    return isinstance(part, containers) or mutable or rng.kind_of(part) is not None or is_stateful(part)
+
+
+def _inside(part: object) -> Iterator[object]:
+    """A part, and what is in it where it is a dict or a list."""
+    yield part
+    if isinstance(part, Mapping):
+        part = list(part.values())
+    if isinstance(part, (list, tuple)):
+        for inner in part:
+            yield from _inside(inner)

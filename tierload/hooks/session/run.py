@@ -1,0 +1,276 @@
+"""The plain training loop: ``with tierload.Session(path, model=model, …) as run: for step in run.steps(1000): …``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch.utils.data import DataLoader
+
+from tierload import api
+from tierload.catalog import parse_best
+from tierload.engine import Store, place
+from tierload.errors import InvalidRequest, TierloadError
+from tierload.hooks.session.keeping import Keeping, Retention
+from tierload.hooks.session.loaders import Batches
+from tierload.hooks.session.parts import OWN, guard_optimizers, state_of
+from tierload.hooks.session.stopping import Stopping
+from tierload.observe import say
+from tierload.settings import Settings
+from tierload.state import RNG, rng
+from tierload.types import Commit
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A training run that saves itself every so many steps, and goes on from its newest commit when it is started anew.
+
+    ``parts`` are what the run consists of, by name: modules, optimizers, schedulers, gradient scalers, loaders
+    (torchdata's ``StatefulDataLoader``), tensors, dicts of values, anything with ``state_dict``. They are loaded in
+    place when the ``with`` block begins, with the random states of the process and the number of steps done. Optimizers
+    are guarded (``tierload.guard``), so saves are copied beside the next step.
+
+    ``keep`` newest commits stay, and with it those of ``keep_every`` steps, the one with the best value of a metric
+    (``keep_best="loss:min"`` or ``"accuracy:max"``), and the newest whose metrics are all finite; without ``keep`` all
+    stay. With ``on_signal="save"``, SIGTERM makes the loop save after the step that it is in, and end the program by
+    ``SystemExit`` (status 143); a second one ends it at once.
+
+    In a job of torch.distributed all ranks do all of this together.
+
+    Raises:
+        InvalidRequest: An argument makes no sense, or a part could not be resumed; it says which and what to do.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        /,
+        *,
+        every: int,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        keep_best: str | None = None,
+        on_signal: Literal["save"] | None = "save",
+        settings: Settings | None = None,
+        **parts: object,
+    ) -> None:
+        if type(every) is not int or every < 1:
+            raise InvalidRequest(f"every is {every!r}; use a number of steps from 1 up")
+        if on_signal not in ("save", None):
+            raise InvalidRequest(f'on_signal is {on_signal!r}; use "save" or None')
+        for name, least in (("keep", keep), ("keep_every", keep_every)):
+            if least is not None and (type(least) is not int or least < 1):
+                raise InvalidRequest(f"{name} is {least!r}; use a number from 1 up, or None")
+        if keep is None and (keep_every is not None or keep_best is not None):
+            raise InvalidRequest("keep_every and keep_best need keep: how many of the newest commits to keep besides")
+        if keep_best is not None:
+            parse_best(keep_best)
+        self.resumed: Commit | None = None
+        self._path = path
+        self._every = every
+        self._retention = Retention(keep, keep_every, keep_best)
+        self._settings = settings
+        self._own: dict[str, Any] = {"step": 0}
+        self._state, self._loaders = state_of(parts)
+        self._state[OWN] = self._own
+        self._metrics: dict[str, object] = {}
+        self._tags: tuple[str, ...] = ()
+        self._due = False
+        self._looping = False
+        self._in_step = False  # its body runs, or was left in its middle
+        self._stopping = Stopping(on_signal=on_signal == "save")
+        self._prepared = False
+        self._store: Store | None = None
+        self._keeping: Keeping | None = None
+
+    @property
+    def step(self) -> int:
+        """How many steps are done, by all runs together."""
+        step: int = self._own["step"]
+        return step
+
+    def __enter__(self) -> Self:
+        if self._store is not None:
+            raise InvalidRequest(f"{self._path}: this session has begun already")
+        self.resumed, self._in_step, self._looping = None, False, False
+        self._metrics, self._tags, self._due = {}, (), False
+        store = api.open(self._path, mode="w", settings=self._settings)
+        try:
+            self._resume(store)
+            guard_optimizers(self._state)
+            if store.together:
+                self._stopping.join(store.settings.rank_timeout_seconds)
+            if self._retention.keep is not None and not (store.together and place()[0]):  # rank 0 holds the store
+                self._keeping = Keeping(store, self._retention)
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+        return self
+
+    def _resume(self, store: Store) -> None:
+        """Everything as it was at the newest commit, if there is one: random states last."""
+        if store.head() is not None:
+            try:
+                store.load(into=self._state)
+            except TierloadError as error:
+                error.add_note(
+                    f"The newest commit of {store.path} does not fit the parts of this session. To begin another run, "
+                    "use another path; `tierload log` shows what there is, `tierload show` what it holds"
+                )
+                raise
+            line = (commit for commit in store.commits() if not commit.superseded)
+            self.resumed = next((commit for commit in line if commit.step == self.step), store.head())
+        now = rng.capture(RNG())
+        for loader in self._loaders:
+            loader.start()
+        rng.restore(RNG(), now)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.rest()
+        store, self._store = self._opened(), None
+        keeping, self._keeping = self._keeping, None
+        try:
+            if error is None:
+                store.wait()
+            if keeping is not None:
+                keeping.finish(collect=error is None)
+        except BaseException as failure:
+            if error is None or not isinstance(failure, TierloadError):
+                store.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+            error.add_note(f"Besides, {failure}")  # the caller's own error is the one that is raised
+        store.__exit__(kind, error, trace)
+        if error is None:
+            self._leave()
+
+    # The loop
+
+    def steps(self, n: int) -> Iterator[int]:
+        """Counts the steps of the whole run up to ``n``, from 1; a resumed run does those that are left.
+
+        After each one that ``every`` divides, what was there at its end is saved beside the next ones. When the loop
+        has done all ``n``, or was asked to stop, its last step is saved, and durable. A loop that is left by ``break``
+        or an exception saves nothing of the step that it was in.
+
+        Raises:
+            InvalidRequest: An earlier loop was left in the midst of a step.
+        """
+        self._opened()
+        self._check_whole()
+        self._stopping.watch()
+        self._looping = True
+        try:
+            while self.step < n:
+                self._in_step = True
+                yield self.step + 1
+                self._in_step = False
+                self._own["step"] += 1
+                if self._end_step(n):
+                    break
+        finally:
+            self._looping = False
+            self._stopping.rest()
+        self._leave()
+
+    def batches(self, loader: DataLoader[Any]) -> Batches:
+        """All batches of a loader that is a part of this session, epoch after epoch, from where the run stands:
+        ``x, y = next(batches)``. ``batches.epoch`` counts from 0.
+
+        Raises:
+            InvalidRequest: It is no part.
+        """
+        for batches in self._loaders:
+            if batches.of(loader):
+                return batches
+        raise InvalidRequest(
+            "the loader is no part of this session, so its position would not be saved: Session(..., loader=loader)"
+        )
+
+    def log(self, **metrics: object) -> None:
+        """Notes values of this step for the next commit (the last ones count): numbers, texts, and tensors of one
+        number, which are read only when a commit needs them.
+
+        Raises:
+            InvalidRequest: A value is nothing of that.
+        """
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                self._metrics[name] = value.detach().clone()  # the program may go on adding to it
+            elif callable(item := getattr(value, "item", None)) and getattr(value, "size", 0) == 1:
+                self._metrics[name] = item()
+            elif isinstance(value, (bool, int, float, str)):
+                self._metrics[name] = value
+            else:
+                raise InvalidRequest(f"{name} is a {type(value).__qualname__}; metrics are numbers and texts")
+
+    def save(self, *, tags: Sequence[str] = ()) -> None:
+        """Asks for a commit of this step, when it ends; outside of a loop it is made now, and durable."""
+        self._tags = (*self._tags, *tags)
+        self._due = True
+        if not self._looping:
+            self._check_whole()
+            self._save(durable=True)
+
+    def stop(self) -> None:
+        """Asks the loop to end after this step, with a commit. In a job it ends after the next one, on all ranks."""
+        self._stopping.ask()
+
+    def _check_whole(self) -> None:
+        if self._in_step:
+            raise InvalidRequest(
+                f"step {self.step + 1} was left in its middle (break, or an exception), so what there is now belongs "
+                "to no step; call run.stop() instead of break, or begin the session anew"
+            )
+
+    def _end_step(self, n: int) -> bool:
+        """Saves what is due; whether the loop ends."""
+        if self._keeping is not None:
+            self._keeping.look()
+        ends = self._stopping.after(self.step) or self.step == n
+        if ends or self._due or self.step % self._every == 0:
+            if self._stopping.signal is not None:
+                say(f"tierload: SIGTERM: saving step {self.step}, then the process ends; a second signal ends at once")
+            self._save(durable=ends)
+        else:
+            self._prepare()
+        return ends
+
+    def _save(self, *, durable: bool) -> None:
+        store = self._opened()
+        metrics = {name: _read(value) for name, value in self._metrics.items()}
+        if durable:
+            store.save(self._state, step=self.step, metrics=metrics, tags=self._tags)
+        else:
+            pending = store.async_save(self._state, step=self.step, metrics=metrics, tags=self._tags)
+            if pending.skipped:
+                return  # what was logged and asked for is for the next one
+            if self._keeping is not None:
+                self._keeping.saved(pending)
+        self._metrics, self._tags, self._due = {}, (), False
+
+    def _prepare(self) -> None:
+        """Once, after the first step, when optimizers have their states: the first save is as fast as the others."""
+        if not self._prepared:
+            self._prepared = True
+            self._opened().prepare(self._state)
+
+    def _leave(self) -> None:
+        """Ends the program, if a signal wants it."""
+        if self._stopping.signal is not None:
+            raise SystemExit(128 + self._stopping.signal)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise InvalidRequest(f"{self._path}: a session is for inside of `with tierload.Session(...) as run:`")
+        return self._store
+
+
+def _read(value: object) -> object:
+    return value.item() if isinstance(value, torch.Tensor) else value
