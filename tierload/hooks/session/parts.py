@@ -36,14 +36,13 @@ def state_of(parts: Mapping[str, object]) -> tuple[dict[str, Any], list[Batches]
         if isinstance(part, DataLoader):
             state[name] = Batches(name, part)
             continue
-        # A compiled model has the same parameters under other names: one commit is for both.
-        state[name] = whole = getattr(part, "_orig_mod", part) if isinstance(part, torch.nn.Module) else part
-        if not _is_fillable(whole):
+        state[name] = part
+        if not _is_fillable(part):
             raise InvalidRequest(
                 f"{name}= is a {type(part).__qualname__}, which a resumed run could not set. Keep such values in a "
                 f"dict that is a part ({name}={{...}}), or log them: run.log({name}=...)"
             )
-        if any(isinstance(inner, DataLoader) for inner in _inside(whole)):
+        if any(isinstance(inner, DataLoader) for inner in _inside(part)):
             raise InvalidRequest(f"{name}= holds a loader; pass it as a part of its own, so that it resumes in order")
     state["rng"] = RNG()
     return state, [part for part in state.values() if isinstance(part, Batches)]
