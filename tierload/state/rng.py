@@ -12,7 +12,7 @@ from tierload.errors import CorruptStore
 from tierload.state.containers import Parts
 from tierload.state.keys import Path
 
-__all__ = ["GENERATORS", "RNG", "encode", "kind_of", "mismatch", "rebuild", "restore"]
+__all__ = ["GENERATORS", "RNG", "capture", "encode", "kind_of", "mismatch", "rebuild", "restore"]
 
 
 class RNG:
@@ -48,7 +48,7 @@ def kind_of(value: object) -> str | None:
     return _KINDS.get(type(value))
 
 
-def _capture(value: Any) -> object:
+def capture(value: Any) -> object:
     """The state of a generator, as a value that the document can hold."""
     kind = _KINDS[type(value)]
     if kind == "python":
@@ -73,7 +73,7 @@ def _capture(value: Any) -> object:
 
 def encode(value: object, path: Path) -> Parts:
     """The parts of a generator."""
-    return [f'{{"rng":{{"kind":"{_KINDS[type(value)]}","state":', (_capture(value), path.inner()), "}}"]
+    return [f'{{"rng":{{"kind":"{_KINDS[type(value)]}","state":', (capture(value), path.inner()), "}}"]
 
 
 def rebuild(kind: str, state: Any) -> object:
