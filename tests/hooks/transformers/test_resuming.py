@@ -29,8 +29,8 @@ def interrupted(folder: Path, step: int, **more: Any) -> Path:
     [
         (8, {}),
         (8, {"gradient_accumulation_steps": 1, "max_steps": 30}),
-        (8, {"train_sampling_strategy": "group_by_length"}),  # shuffles by the global generators, as an epoch begins
-        (8, {"accelerator_config": {"use_seedable_sampler": False}}),
+        (17, {"train_sampling_strategy": "group_by_length"}),  # shuffles by the global generators, as an epoch begins
+        (17, {"accelerator_config": {"use_seedable_sampler": False}}),
         (14, {"save_strategy": "epoch"}),
         (10, {"save_steps": 1}),  # from the last commit but one of an epoch: a single batch is left
         (11, {"save_steps": 1}),  # from the end of an epoch

@@ -66,9 +66,16 @@ class Fails(TrainerCallback):
 
 def llama(**more: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=VOCABULARY, attention_dropout=0.2, tie_word_embeddings=True, **(sizes | more))
-    return LlamaForCausalLM(config)
+    usual: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "attention_dropout": 0.2,
+        "tie_word_embeddings": True,
+    }
+    return LlamaForCausalLM(LlamaConfig(**(usual | more)))
 
 
 def arguments(folder: Path, **more: Any) -> TrainingArguments:
