@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tierload
 from tests.hooks.runs import Ended, assert_same_losses, roll_back, train
 
 SCRIPT = "tests.hooks.transformers.training"
@@ -36,3 +37,25 @@ def test_goes_on_from_two_commits_before(whole: Ended, tmp_path: Path) -> None:
     assert ended.status < 0
     roll_back(tmp_path / "store", 2)
     assert_same_losses(train(SCRIPT, tmp_path / "store", "mixin"), whole, first=4)
+
+
+@pytest.mark.slow
+def test_a_sigterm_may_make_a_commit_first(whole: Ended, tmp_path: Path) -> None:
+    """transformers' enable_jit_checkpoint: the training saves where it is, and ends by itself."""
+    ended = train(SCRIPT, tmp_path / "store", "jit", interrupt="sigterm@9")
+    assert ended.status == 0
+    assert 9 <= max(ended.losses) < 30
+    rest = train(SCRIPT, tmp_path / "store", "callback")
+    assert_same_losses(rest, whole, at_least=1)
+    assert max(ended.losses) <= min(rest.losses) <= max(ended.losses) + 1  # it still makes the step that it is in
+
+
+@pytest.mark.slow
+def test_two_ranks_make_one_commit(tmp_path: Path) -> None:
+    ranks = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", SCRIPT)
+    together = train(*ranks, tmp_path / "whole" / "store", "callback")
+    train(*ranks, tmp_path / "store", "callback", interrupt="exception@8")
+    rest = train(*ranks, tmp_path / "store", "callback")
+    assert_same_losses(rest, together, first=7, at_least=9)  # two ranks take 15 steps
+    with tierload.open(tmp_path / "store") as store:
+        assert {commit.ranks for commit in store.commits()} == {2}

@@ -1,4 +1,5 @@
-"""A toy training by transformers' Trainer, in this process or, as a script, in one of its own: ``STORE WAY``."""
+"""A toy training by transformers' Trainer, in this process or, as a script, in one of its own: ``STORE WAY``, which is
+``callback``, ``mixin``, or ``jit`` (a callback, and what transformers does after a SIGTERM)."""
 
 from __future__ import annotations
 
@@ -124,7 +125,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     store, way = Path(sys.argv[1]), sys.argv[2]
     interrupts.die_in_save()
-    trainer = make(store.parent, TierTrainer if way == "mixin" else Trainer, store=store, callbacks=(Told(),))
+    cls = TierTrainer if way == "mixin" else Trainer
+    trainer = make(store.parent, cls, store=store, callbacks=(Told(),), enable_jit_checkpoint=way == "jit")
+    if way == "jit":
+        manager = next(each for each in trainer.callback_handler.callbacks if hasattr(each, "jit_manager")).jit_manager
+        manager.kill_wait = 0  # seconds
     if way == "mixin":
         trainer.train(resume_from_checkpoint=store.exists())
     else:

@@ -56,7 +56,7 @@ def export(
 
 
 def _write(store: str | os.PathLike[str], commit: Commit, draft: Path) -> None:
-    content: Any = load(store, commit=commit, keys=["files"])
+    content: Any = load(store, commit=commit, keys=["files"], rank=0)
     with tempfile.TemporaryDirectory() as place:
         files = content["files"].write_to(Path(place) / "files")
         model = _empty(files, commit)
