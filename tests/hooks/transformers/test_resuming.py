@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
@@ -59,6 +60,16 @@ def test_is_transformers_own_run_where_that_can_go_on(tmp_path: Path) -> None:
     ours.train(resume_from_checkpoint=True)
     assert losses(ours) == losses(stock)
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_workers_draw_the_same_samples(tmp_path: Path) -> None:
+    """In the same order; what they draw at random is documented to differ."""
+    more = {"augment": False, "dataloader_num_workers": 2, "eval_strategy": "no", "max_steps": 20}
+    whole = make(tmp_path / "whole", store=tmp_path / "whole" / "store", **more)
+    resume(whole)
+    rest = make(tmp_path, store=interrupted(tmp_path, 17, **more), **more)
+    resume(rest)
+    assert losses(rest) == losses(whole)
 
 
 def test_skips_no_data_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -185,6 +196,19 @@ def test_a_trainer_that_would_not_save_does_not_start(tmp_path: Path) -> None:
         resume(make(tmp_path))
     with pytest.raises(tierload.InvalidRequest, match="hyperparameters"):
         make(tmp_path, TierTrainer, store=tmp_path / "store").train(trial={"learning_rate": 1})
+
+
+def test_a_log_may_have_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
+    class Logs(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            state.log_history.append({"a": np.float32(1.5), "b": torch.tensor(2.0), "step": state.global_step})
+
+    resume(make(tmp_path, store=tmp_path / "store", max_steps=3, callbacks=(Logs(),)))
+    trainer = make(tmp_path, store=tmp_path / "store", max_steps=4)
+    resume(trainer)
+    assert trainer.state.log_history[0] == {"a": 1.5, "b": 2.0, "step": 1}
+    with tierload.open(tmp_path / "store") as store:
+        assert "a" not in store.head().metrics  # which are of what was logged since
 
 
 def test_ties_stay_tied(tmp_path: Path) -> None:

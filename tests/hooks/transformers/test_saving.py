@@ -88,6 +88,24 @@ def test_saves_wait_for_nothing_but_the_first_copy(tmp_path: Path) -> None:
     assert tierload.guard(trainer.optimizer.optimizer).reason == ""
 
 
+def test_the_scale_of_gradients_is_kept(tmp_path: Path) -> None:
+    trainer = make(tmp_path, store=tmp_path / "store", max_steps=3)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    resume(trainer)
+    again = make(tmp_path, store=tmp_path / "store", max_steps=3)
+    again.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    resume(again)
+    assert again.accelerator.scaler.get_scale() == trainer.accelerator.scaler.get_scale() == 8.0
+
+
+def test_the_store_may_be_in_the_output_folder(tmp_path: Path) -> None:
+    for steps_in_all in (3, 6):
+        trainer = make(tmp_path, store=tmp_path / "out", max_steps=steps_in_all, save_total_limit=1, **BEST)
+        resume(trainer)
+    assert trainer._initial_global_step == 3
+    assert 6 in steps(tmp_path / "out")
+
+
 def test_models_that_are_not_transformers_are_saved_too(tmp_path: Path) -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -36,6 +37,7 @@ class Tokens(Dataset):
         ids = torch.randint(0, VOCABULARY, (8,), generator=torch.Generator().manual_seed(index))
         if self.augment:
             ids = torch.where(torch.rand(8) < 0.1, torch.full_like(ids, random.randrange(VOCABULARY)), ids)
+            ids = ids.roll(np.random.randint(8))
         return {"input_ids": ids, "labels": ids}
 
 

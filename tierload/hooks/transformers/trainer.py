@@ -7,7 +7,6 @@ class does not have it.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,20 +14,16 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import Trainer, TrainerCallback
 
-from tierload.api import async_save, guard, rollback
 from tierload.api import open as open_store
+from tierload.api import rollback
 from tierload.engine import PendingSave
 from tierload.errors import InvalidRequest
 from tierload.hooks.transformers import commits
-from tierload.hooks.transformers.batches import DrawnBatches, drawn, generators, set_generators
-from tierload.hooks.transformers.files import files_of
+from tierload.hooks.transformers.keeping import Keeper
 from tierload.settings import Settings
-from tierload.state import RNG, Folder
 from tierload.types import Commit
 
 __all__ = ["TierloadCallback", "TierloadMixin", "resume"]
-
-_log = logging.getLogger(__name__)
 
 _OVERRIDDEN = (
     "_save _save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state "
@@ -50,108 +45,25 @@ class TierloadCallback(TrainerCallback):
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Settings | None = None) -> None:
-        self.path = os.fspath(path)
-        self.settings = settings
-        self.resumed: commits.Resumed | None = None
-        self._trains = False
-        self._pending: PendingSave | None = None
-        self._files: Folder | None = None
-        self._logged = 0  # entries of the log that earlier commits have
-        self._batches: DrawnBatches | None = None
-        self._replays = False
-        self._before_step: tuple[object, dict[str, Any] | None] | None = None
+        self._keeper = Keeper(os.fspath(path), settings)
 
-    def begins(self, trainer: Any, resumed: commits.Resumed | None) -> None:
-        """A trainer that saves here begins to train, from a commit or anew."""
-        self.resumed, self._trains, self._files, self._logged = resumed, True, None, 0
-        store = open_store(self.path, mode="w", settings=self.settings)  # now, and not when hours have been trained
-        if resumed is None:
-            head = store.head()
-            if head is not None:
-                _log.warning("%s has commits up to step %s, and training begins anew", self.path, head.step)
-        elif resumed.best is not None and trainer.is_world_process_zero():
-            store.tag(commits.BEST, resumed.best)  # another one may have been the best before a rollback
-
-    def finish(self, trainer: Any) -> None:
-        """Its training is over, and everything durable."""
-        self.wait()
-        self._collect(trainer)
-
-    def ends(self) -> None:
-        """It trains no more, whatever the reason."""
-        self.resumed, self._trains, self._before_step = None, False, None
-
-    def draws(self, loader: Any, *, skips: bool) -> None:
-        """Batches come from here; those that an interrupted epoch had are skipped if ``skips``."""
-        self._batches, self._replays = drawn(loader), False
-        if self._batches is not None and skips and self.resumed is not None and self.resumed.batches is not None:
-            self._batches.replay(self.resumed.batches, self.resumed.rng)
-            self._replays = True
-
-    def set_generators(self) -> None:
-        """The generators are to be as they were at the commit; they are, where its epoch goes on."""
-        assert self.resumed is not None
-        if not (self._replays and self._batches is not None and self._batches.replayed()):
-            set_generators(self.resumed.rng)
-
-    def steps(self) -> None:
-        """Batches for the next step are about to be drawn: a save before its optimizer's is one of this moment."""
-        self._before_step = (generators(), self._drawn())
-
-    def _drawn(self) -> dict[str, Any] | None:
-        return None if self._batches is None else self._batches.drawn
-
-    def save(self, trainer: Any) -> None:
-        """Begins a commit of a trainer as it is."""
-        state = trainer.state
-        best = bool(state.best_global_step) and state.best_global_step == state.global_step
-        if best:
-            state.best_model_checkpoint = self.path
-        if self._files is None:
-            self._files = files_of(trainer)
-        content: dict[str, Any] = {"trainer_state": commits.trainer_state(trainer), "files": self._files}
-        if trainer.args.save_only_model:
-            content["model"] = trainer.model
-        else:
-            rng, batches = self._before_step or (RNG(), self._drawn())
-            content |= commits.live_parts(trainer) | {"rng": rng, "batches": batches}
-        metrics = commits.metrics_of(state.log_history[self._logged :])
-        self._logged = len(state.log_history)
-        self._collect(trainer)
-        tags = (commits.BEST,) if best else ()
-        self._pending = async_save(
-            content, self.path, step=state.global_step, metrics=metrics, tags=tags, settings=self.settings
-        )
-
-    def _collect(self, trainer: Any) -> None:
-        """Leaves ``save_total_limit`` commits: the newest, and the best in place of the oldest of them."""
-        limit = trainer.args.save_total_limit
-        if not limit or limit < 1 or not trainer.is_world_process_zero():
-            return
-        commits.collect(open_store(self.path, mode="w", settings=self.settings), limit)
-
-    def wait(self) -> None:
-        """Returns when everything is durable; raises what went wrong."""
-        pending, self._pending = self._pending, None
-        if pending is not None and not pending.skipped:
-            pending.result()
-
-    # Events
+    @property
+    def pending(self) -> PendingSave | None:
+        """The newest save. A callback that changes weights between the steps does it inside its ``mutating()``."""
+        return self._keeper.pending
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Refuses a trainer that would save by itself, and lets its optimizer wait for what is being copied."""
-        if not self._trains:
+        if not self._keeper.trains:
             raise InvalidRequest(
-                f"{self.path}: this trainer would not save here. Start it with "
+                f"{self._keeper.path}: this trainer would not save here. Start it with "
                 "tierload.hooks.transformers.resume(trainer), or make its class of TierloadMixin and Trainer"
             )
-        guarded = guard(getattr(optimizer, "optimizer", optimizer))
-        if guarded.reason:
-            _log.warning("saves copy everything before they return: %s", guarded.reason)
+        self._keeper.guards(optimizer, len(state.log_history))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What is saved from now on is of this step."""
-        self._before_step = None
+        self._keeper.stepped()
 
 
 if TYPE_CHECKING:
@@ -169,7 +81,7 @@ class TierloadMixin(_Base):  # type: ignore[misc]
     durable when ``train`` returns.
     """
 
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains. ``resume_from_checkpoint``: True (the newest commit), a step (int), a tag or commit id (text), or a
         folder of transformers' own, from which one may change over. An older commit is rolled back to first.
 
@@ -182,18 +94,18 @@ class TierloadMixin(_Base):  # type: ignore[misc]
         _refuse(self, trial)
         commit = commits.find(keeper.path, resume_from_checkpoint)
         if commit is None:
-            return self._train(keeper, None, resume_from_checkpoint, **kwargs)
+            return self._train(keeper, None, resume_from_checkpoint, None, *args, **kwargs)
         if not commit.head:
             if self.args.world_size > 1:
                 raise InvalidRequest(f"{keeper.path}: roll back to step {commit.step} first (tierload rollback)")
             rollback(keeper.path, commit)
         with commits.resumed(keeper.path, commit) as resumed:
-            return self._train(keeper, resumed, resumed.folder, **kwargs)
+            return self._train(keeper, resumed, resumed.folder, None, *args, **kwargs)
 
-    def _train(self, keeper: TierloadCallback, resumed: commits.Resumed | None, folder: Any, **kwargs: Any) -> Any:
+    def _train(self, keeper: Keeper, resumed: commits.Resumed | None, *args: Any, **kwargs: Any) -> Any:
         keeper.begins(self, resumed)
         try:
-            result = super().train(folder, **kwargs)
+            result = super().train(*args, **kwargs)
             keeper.finish(self)
             return result
         finally:
@@ -264,10 +176,10 @@ def resume(trainer: Any, *, step: int | None = None, commit: str | Commit | None
     return trainer.train(resume_from_checkpoint=found)
 
 
-def _keeper(trainer: Any) -> TierloadCallback:
+def _keeper(trainer: Any) -> Keeper:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TierloadCallback):
-            return callback
+            return callback._keeper
     raise InvalidRequest('this trainer has no TierloadCallback: give it callbacks=[TierloadCallback("runs/x")]')
 
 
