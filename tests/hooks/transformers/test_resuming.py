@@ -198,6 +198,22 @@ def test_a_trainer_that_would_not_save_does_not_start(tmp_path: Path) -> None:
         make(tmp_path, TierTrainer, store=tmp_path / "store").train(trial={"learning_rate": 1})
 
 
+def test_an_error_that_is_caught_leaves_no_save_under_way(tmp_path: Path) -> None:
+    """Else one would go on from the commit before."""
+
+    class Saved(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise Interrupted
+
+    slow = tierload.Settings(bandwidth_cap_mbps=0.5)
+    trainer = make(tmp_path, callbacks=(TierloadCallback(tmp_path / "store", slow), Saved()))
+    with pytest.raises(Interrupted):
+        resume(trainer)
+    again = make(tmp_path, store=tmp_path / "store", max_steps=4)
+    resume(again)
+    assert again._initial_global_step == 3
+
+
 def test_a_log_may_have_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
     class Logs(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from tierload.api import async_save, guard
 from tierload.api import open as open_store
 from tierload.engine import PendingSave
+from tierload.errors import TierloadError
 from tierload.hooks.transformers import commits
 from tierload.hooks.transformers.batches import DrawnBatches, drawn, generators, set_generators
 from tierload.hooks.transformers.files import files_of
@@ -49,6 +50,15 @@ class Keeper:
         """Its training is over, and everything durable."""
         self.wait()
         self._collect(trainer)
+
+    def fails(self, error: BaseException) -> None:
+        """It ends with an error: what it has saved is durable before that goes on, for who catches it may resume."""
+        try:
+            if self.pending is not None and not self.pending.skipped:
+                self.pending.result(progress=True)
+        except TierloadError as failure:
+            if failure is not error:
+                error.add_note(f"Besides, {failure}")
 
     def ends(self) -> None:
         """It trains no more, whatever the reason."""

@@ -108,6 +108,9 @@ class TierloadMixin(_Base):  # type: ignore[misc]
             result = super().train(*args, **kwargs)
             keeper.finish(self)
             return result
+        except BaseException as error:
+            keeper.fails(error)
+            raise
         finally:
             keeper.ends()
 
