@@ -13,6 +13,8 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
     default_data_collator,
 )
@@ -46,6 +48,14 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=8, n_embd=16, n_layer=1, n_head=2))
 
 
+def experts() -> MixtralForCausalLM:
+    """Whose weights have other names and shapes in files."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_local_experts": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY, **sizes, **heads))
+
+
 def halves() -> Any:
     model = llama(tie_word_embeddings=False)
     for parameter in model.parameters():
@@ -53,12 +63,8 @@ def halves() -> Any:
     return model
 
 
-@pytest.mark.parametrize(
-    "model",
-    [llama, halves, gpt2],
-    ids=["tied", "bfloat16", "gpt2"],
-)
-def test_is_what_save_model_writes(tmp_path: Path, model: Any) -> None:
+@pytest.mark.parametrize("model", [llama, halves, gpt2, experts])
+def test_b44_b83_b95_is_what_save_model_writes(tmp_path: Path, model: Any) -> None:
     parts = {"model": model(), "data_collator": Collator(tokenizer())}
     trainer = make(tmp_path, store=tmp_path / "store", max_steps=3, parts=parts, seed=1)
     resume(trainer)

@@ -26,7 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         ("kill_in_save@9", 7),  # the commit of step 9 does not come to be
     ],
 )
-def test_goes_on_where_it_was_interrupted(whole: Ended, tmp_path: Path, interrupt: str, first: int) -> None:
+def test_b84_goes_on_where_it_was_interrupted(whole: Ended, tmp_path: Path, interrupt: str, first: int) -> None:
     ended = train(SCRIPT, tmp_path / "store", "callback", interrupt=interrupt)
     assert ended.status != 0
     assert_same_losses(train(SCRIPT, tmp_path / "store", "callback"), whole, first=first)

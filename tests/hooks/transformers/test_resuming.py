@@ -38,7 +38,7 @@ def interrupted(folder: Path, step: int, **more: Any) -> Path:
         (14, {"save_steps": 1, "per_device_train_batch_size": 3}),  # whose last step has fewer batches
     ],
 )
-def test_batches_and_dropout_are_those_of_a_whole_run(tmp_path: Path, more: dict[str, Any], step: int) -> None:
+def test_b84_batches_and_dropout_are_those_of_a_whole_run(tmp_path: Path, more: dict[str, Any], step: int) -> None:
     whole = make(tmp_path / "whole", store=tmp_path / "whole" / "store", **more)
     resume(whole)
     store = interrupted(tmp_path, step, **more)
@@ -163,7 +163,7 @@ def test_callbacks_go_on_with_what_they_had_counted(tmp_path: Path) -> None:
     assert rest.state.best_global_step == whole.state.best_global_step
 
 
-def test_a_commit_that_lacks_something_says_what(tmp_path: Path) -> None:
+def test_b95_a_commit_that_lacks_something_says_what(tmp_path: Path) -> None:
     store = tmp_path / "store"
     resume(make(tmp_path, store=store, save_only_model=True, max_steps=3))
     trainer = make(tmp_path, store=store)
@@ -178,7 +178,7 @@ def test_a_commit_that_lacks_something_says_what(tmp_path: Path) -> None:
     assert tierload.load(store, step=3, keys="model", into={"model": trainer.model})
 
 
-def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
+def test_b81_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     store = interrupted(tmp_path, 4)
     trainer = make(tmp_path, store=store, parts={"model": llama(intermediate_size=16, num_hidden_layers=3)})
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -227,7 +227,7 @@ def test_a_log_may_have_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
         assert "a" not in store.head().metrics  # which are of what was logged since
 
 
-def test_ties_stay_tied(tmp_path: Path) -> None:
+def test_b45_ties_stay_tied(tmp_path: Path) -> None:
     trainer = make(tmp_path, store=interrupted(tmp_path, 8))
     resume(trainer)
     model = trainer.model
