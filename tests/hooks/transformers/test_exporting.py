@@ -13,6 +13,8 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedTokenizerFast,
@@ -97,12 +99,15 @@ def test_any_commit_into_a_new_folder(tmp_path: Path) -> None:
 
 
 def test_a_model_that_transformers_has_no_class_for_keeps_its_names(tmp_path: Path) -> None:
-    class Own(type(llama())):  # type: ignore[misc]
-        pass
+    class OwnConfig(LlamaConfig):
+        model_type = "own"
 
-    model = Own(llama().config)
+    class Own(LlamaForCausalLM):
+        config_class = OwnConfig
+
+    model = Own(OwnConfig(**llama().config.to_diff_dict()))
     trainer = make(tmp_path, store=tmp_path / "store", parts={"model": model}, max_steps=1)
     resume(trainer)
     export(tmp_path / "store", tmp_path / "exported")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
+    loaded = Own.from_pretrained(tmp_path / "exported").eval()
     assert torch.equal(loaded(IDS).logits, model.eval()(IDS).logits)

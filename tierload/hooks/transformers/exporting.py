@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
 
 from tierload.api import load
 from tierload.api import open as open_store
@@ -20,6 +20,8 @@ from tierload.hooks.transformers.files import BASE, adapter_folders
 from tierload.types import Commit
 
 __all__ = ["export"]
+
+_CONFIG = "config.json"
 
 
 def export(
@@ -76,11 +78,10 @@ def _empty(files: Path, commit: Commit) -> Any:
     folders = adapter_folders(files)
     base = files / BASE if folders else files
     cls = None
-    if (base / "config.json").exists():
-        config = AutoConfig.from_pretrained(base)
-        name = (getattr(config, "architectures", None) or [""])[0]
-        if not getattr(config, "quantization_config", None):
-            cls = getattr(transformers, name, None)
+    if (base / _CONFIG).exists():
+        config = json.loads((base / _CONFIG).read_text(encoding="utf-8"))
+        if not config.get("quantization_config"):
+            cls = getattr(transformers, (config.get("architectures") or [""])[0], None)
     if cls is None:
         if folders:
             raise InvalidRequest(
@@ -89,7 +90,7 @@ def _empty(files: Path, commit: Commit) -> Any:
             )
         return None
     with torch.device("meta"):
-        model = cls(config)
+        model = cls(cls.config_class.from_pretrained(base))
         return _with_adapters(model, folders) if folders else model
 
 
