@@ -1,0 +1,130 @@
+"""What one trainer's saves have between them: where they go, what is under way, and what its batches are drawn with."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tierload.api import async_save, guard
+from tierload.api import open as open_store
+from tierload.engine import PendingSave
+from tierload.errors import TierloadError
+from tierload.hooks.transformers import commits
+from tierload.hooks.transformers.batches import DrawnBatches, drawn, generators, set_generators
+from tierload.hooks.transformers.files import files_of
+from tierload.settings import Settings
+from tierload.state import RNG, Folder
+
+__all__ = ["Keeper"]
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Saves a trainer into the store at ``path``, and knows the commit that it goes on from while it trains."""
+
+    def __init__(self, path: str, settings: Settings | None) -> None:
+        self.path = path
+        self.settings = settings
+        self.trains = False
+        self.resumed: commits.Resumed | None = None
+        self.pending: PendingSave | None = None
+        self._files: Folder | None = None
+        self._logged = 0  # entries of the log that earlier commits have
+        self._batches: DrawnBatches | None = None
+        self._replays = False
+        self._before_step: tuple[object, dict[str, Any] | None] | None = None
+
+    def begins(self, trainer: Any, resumed: commits.Resumed | None) -> None:
+        """A trainer that saves here begins to train, from a commit or anew."""
+        self.resumed, self.trains, self._files = resumed, True, None
+        store = open_store(self.path, mode="w", settings=self.settings)  # now, and not when hours have been trained
+        if resumed is None:
+            head = store.head()
+            if head is not None:
+                _log.warning("%s has commits up to step %s, and training begins anew", self.path, head.step)
+        elif resumed.best is not None and trainer.is_world_process_zero():
+            store.tag(commits.BEST, resumed.best)  # another one may have been the best before a rollback
+
+    def finish(self, trainer: Any) -> None:
+        """Its training is over, and everything durable."""
+        self.wait()
+        self._collect(trainer)
+
+    def fails(self, error: BaseException) -> None:
+        """It ends with an error: what it has saved is durable before that goes on, for who catches it may resume."""
+        try:
+            if self.pending is not None and not self.pending.skipped:
+                self.pending.result(progress=True)
+        except TierloadError as failure:
+            if failure is not error:
+                error.add_note(f"Besides, {failure}")
+
+    def ends(self) -> None:
+        """It trains no more, whatever the reason."""
+        self.resumed, self.trains, self._before_step = None, False, None
+
+    def draws(self, loader: Any, *, skips: bool) -> None:
+        """Batches come from here; those that an interrupted epoch had are skipped if ``skips``."""
+        self._batches, self._replays = drawn(loader), False
+        if self._batches is not None and skips and self.resumed is not None and self.resumed.batches is not None:
+            self._batches.replay(self.resumed.batches, self.resumed.rng)
+            self._replays = True
+
+    def set_generators(self) -> None:
+        """The generators are to be as they were at the commit; they are, where its epoch goes on."""
+        assert self.resumed is not None
+        if not (self._replays and self._batches is not None and self._batches.replayed()):
+            set_generators(self.resumed.rng)
+
+    def guards(self, optimizer: Any, logged: int) -> None:
+        """The optimizer, accelerate's or torch's own, waits for what is being copied. So much is logged already."""
+        self._logged = logged
+        guarded = guard(getattr(optimizer, "optimizer", optimizer))
+        if guarded.reason:
+            _log.warning("saves copy everything before they return: %s", guarded.reason)
+
+    def steps(self) -> None:
+        """Batches for the next step are about to be drawn: a save before its optimizer's is one of this moment."""
+        self._before_step = (generators(), self._drawn())
+
+    def stepped(self) -> None:
+        """The optimizer's step is done: a save is of the moment again."""
+        self._before_step = None
+
+    def _drawn(self) -> dict[str, Any] | None:
+        return None if self._batches is None else self._batches.drawn
+
+    def save(self, trainer: Any) -> None:
+        """Begins a commit of a trainer as it is."""
+        state = trainer.state
+        best = bool(state.best_global_step) and state.best_global_step == state.global_step
+        if best:
+            state.best_model_checkpoint = self.path
+        if self._files is None:
+            self._files = files_of(trainer)
+        content: dict[str, Any] = {"trainer_state": commits.trainer_state(trainer), "files": self._files}
+        if trainer.args.save_only_model:
+            content["model"] = trainer.model
+        else:
+            rng, batches = self._before_step or (RNG(), self._drawn())
+            content |= commits.live_parts(trainer) | {"rng": rng, "batches": batches}
+        metrics = commits.metrics_of(state.log_history[self._logged :])
+        self._logged = len(state.log_history)
+        self._collect(trainer)
+        tags = (commits.BEST,) if best else ()
+        self.pending = async_save(
+            content, self.path, step=state.global_step, metrics=metrics, tags=tags, settings=self.settings
+        )
+
+    def _collect(self, trainer: Any) -> None:
+        """Leaves ``save_total_limit`` commits: the newest, and the best in place of the oldest of them."""
+        limit = trainer.args.save_total_limit
+        if not limit or limit < 1 or not trainer.is_world_process_zero():
+            return
+        commits.collect(open_store(self.path, mode="w", settings=self.settings), limit)
+
+    def wait(self) -> None:
+        """Returns when everything is durable; raises what went wrong."""
+        if self.pending is not None and not self.pending.skipped:
+            self.pending.result()

@@ -1,0 +1,204 @@
+"""``TierloadCallback`` says where to, ``TierloadMixin`` does it, ``resume`` is the one call that begins or goes on.
+
+A callback alone is not told of the trainer, cannot keep it from writing ``checkpoint-N/`` and cannot make it find a
+store. So what saves and loads is a mixin, of the trainer's own methods for that; ``resume`` gives it to a trainer whose
+class does not have it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from transformers import Trainer, TrainerCallback
+
+from tierload.api import open as open_store
+from tierload.api import rollback
+from tierload.engine import PendingSave
+from tierload.errors import InvalidRequest
+from tierload.hooks.transformers import commits
+from tierload.hooks.transformers.keeping import Keeper
+from tierload.settings import Settings
+from tierload.types import Commit
+
+__all__ = ["TierloadCallback", "TierloadMixin", "resume"]
+
+_OVERRIDDEN = (
+    "_save _save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state "
+    "_load_best_model get_batch_samples get_train_dataloader store_flos train"
+).split()
+
+_missing = [name for name in _OVERRIDDEN if not hasattr(Trainer, name)]
+if _missing:
+    raise ImportError(
+        f"the Trainer of transformers {transformers.__version__} has no {', '.join(_missing)}, which tierload's hook "
+        "takes the place of: use a release that it was tested with (5.24)"
+    )
+
+
+class TierloadCallback(TrainerCallback):
+    """Where a trainer's commits go: the store at ``path`` (made when it is not there), written with ``settings``.
+
+    It takes effect in a trainer that is a ``TierloadMixin``, or that is started by ``resume``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Settings | None = None) -> None:
+        self._keeper = Keeper(os.fspath(path), settings)
+
+    @property
+    def pending(self) -> PendingSave | None:
+        """The newest save. A callback that changes weights between the steps does it inside its ``mutating()``."""
+        return self._keeper.pending
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Refuses a trainer that would save by itself, and lets its optimizer wait for what is being copied."""
+        if not self._keeper.trains:
+            raise InvalidRequest(
+                f"{self._keeper.path}: this trainer would not save here. Start it with "
+                "tierload.hooks.transformers.resume(trainer), or make its class of TierloadMixin and Trainer"
+            )
+        self._keeper.guards(optimizer, len(state.log_history))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What is saved from now on is of this step."""
+        self._keeper.stepped()
+
+
+if TYPE_CHECKING:
+    _Base: Any
+else:
+    _Base = object
+
+
+class TierloadMixin(_Base):  # type: ignore[misc]
+    """A ``Trainer`` that commits to a store: ``class MyTrainer(TierloadMixin, Trainer)``, with a ``TierloadCallback``
+    among its callbacks.
+
+    Everything that decides about saving is as it was: ``save_strategy``, ``save_steps``, ``save_total_limit``,
+    ``load_best_model_at_end`` (the best commit has the tag ``best``), ``save_only_model``. Saves are asynchronous, and
+    durable when ``train`` returns.
+    """
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains. ``resume_from_checkpoint``: True (the newest commit), a step (int), a tag or commit id (text), or a
+        folder of transformers' own, from which one may change over. An older commit is rolled back to first.
+
+        Raises:
+            StoreNotFound, CommitNotFound: There is no such commit; ``resume`` then begins anew.
+            InvalidRequest: The commit lacks what a training needs, or this way to train is not supported.
+            KeyMismatch: The commit is of another model or optimizer: every difference is listed.
+        """
+        keeper = _keeper(self)
+        _refuse(self, trial)
+        commit = commits.find(keeper.path, resume_from_checkpoint)
+        if commit is None:
+            return self._train(keeper, None, resume_from_checkpoint, None, *args, **kwargs)
+        if not commit.head:
+            if self.args.world_size > 1:
+                raise InvalidRequest(f"{keeper.path}: roll back to step {commit.step} first (tierload rollback)")
+            rollback(keeper.path, commit)
+        with commits.resumed(keeper.path, commit) as resumed:
+            return self._train(keeper, resumed, resumed.folder, None, *args, **kwargs)
+
+    def _train(self, keeper: Keeper, resumed: commits.Resumed | None, *args: Any, **kwargs: Any) -> Any:
+        keeper.begins(self, resumed)
+        try:
+            result = super().train(*args, **kwargs)
+            keeper.finish(self)
+            return result
+        except BaseException as error:
+            keeper.fails(error)
+            raise
+        finally:
+            keeper.ends()
+
+    def get_train_dataloader(self) -> Any:
+        """As ever; it is noted what its batches are drawn with."""
+        loader = super().get_train_dataloader()
+        _keeper(self).draws(loader, skips=not self.args.ignore_data_skip)
+        return loader
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """As ever; where a save may come between this and the optimizer's step, it is noted what it has to save."""
+        if self.args.enable_jit_checkpoint:
+            _keeper(self).steps()
+        return super().get_batch_samples(epoch_iterator, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.store_flos()
+        _keeper(self).save(self)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+        if _resumed(self, resume_from_checkpoint) is None:  # else it is loaded together with the optimizer, or not
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        resumed = _resumed(self, checkpoint)
+        if resumed is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        else:
+            resumed.load(commits.live_parts(self))
+
+    def _load_scaler(self, checkpoint: Any) -> None:
+        if _resumed(self, checkpoint) is None:
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        if _resumed(self, checkpoint) is None:
+            super()._load_rng_state(checkpoint)
+        else:
+            _keeper(self).set_generators()
+
+    def _load_best_model(self) -> None:
+        keeper = _keeper(self)
+        if self.state.best_model_checkpoint != keeper.path:
+            super()._load_best_model()  # of a checkpoint that was resumed from
+            return
+        keeper.wait()
+        commits.load_best(keeper.path, self.model)
+
+
+def resume(trainer: Any, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Any:
+    """Trains, from the newest commit, or that of a ``step``, ``commit`` id or ``tag``; from the beginning where there
+    is no commit yet. Gives what ``trainer.train()`` gives. See ``TierloadMixin``, which the trainer is from now on.
+
+    Raises:
+        CommitNotFound: There is no such commit.
+        InvalidRequest: The trainer has no ``TierloadCallback``; or see ``TierloadMixin.train``.
+    """
+    path = _keeper(trainer).path
+    if not isinstance(trainer, TierloadMixin):
+        own = type(trainer)
+        trainer.__class__ = type(f"Tierload{own.__name__}", (TierloadMixin, own), {})
+    if step is None and commit is None and tag is None:
+        return trainer.train(resume_from_checkpoint=commits.newest(path))
+    with open_store(path) as store:
+        found = store.find(step=step, commit=commit, tag=tag)
+    return trainer.train(resume_from_checkpoint=found)
+
+
+def _keeper(trainer: Any) -> Keeper:
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TierloadCallback):
+            return callback._keeper
+    raise InvalidRequest('this trainer has no TierloadCallback: give it callbacks=[TierloadCallback("runs/x")]')
+
+
+def _resumed(trainer: Any, checkpoint: object) -> commits.Resumed | None:
+    """The commit behind a folder that the trainer resumes from; None where it is a checkpoint of transformers' own."""
+    resumed = _keeper(trainer).resumed
+    return resumed if resumed is not None and resumed.folder == checkpoint else None
+
+
+def _refuse(trainer: Any, trial: object) -> None:
+    args = trainer.args
+    if trial is not None:
+        raise InvalidRequest("a search over hyperparameters has many runs, and a store is of one: use a store for each")
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.is_fsdp_xla_enabled:
+        raise InvalidRequest("tierload's hook saves models that are whole on each rank: not with DeepSpeed or FSDP yet")
+    if args.push_to_hub and args.hub_strategy != "end":
+        raise InvalidRequest(
+            f'hub_strategy="{args.hub_strategy.value}" pushes folders that are not written any more: use "end"'
+        )
