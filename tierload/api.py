@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from tierload.engine import Guard, PendingSave, Store, guard, place, saves_together
@@ -175,6 +175,23 @@ def open(
         with _lock:
             _writers[_name(path)] = store
     return store
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], settings: Settings | None = None) -> Iterator[Store]:
+    """A store that is open for writing, for those who come and go: afterwards it is let go of, unless this process held
+    it before. In a job all ranks do this together."""
+    with _lock:
+        held = _held(path) is not None
+    store = _writer(path, settings)
+    try:
+        yield store
+    except (StoreIOError, StoreFenced, StorePoisoned):
+        held = False
+        raise
+    finally:
+        if not held:
+            _let_go(store)
 
 
 def _name(path: str | os.PathLike[str]) -> str:
