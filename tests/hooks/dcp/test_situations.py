@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -86,15 +87,16 @@ def in_other_ways(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     path = f"{folder}/store"
     found: dict[str, Any] = {}
     state = state_of(ROWS)
-    future = dcp.async_save(state, storage_writer=Writer(path), checkpoint_id=f"{folder}/run/step-1")
-    future.result()
-    save(state_of(ROWS, 5), storage_writer=Writer(path), checkpoint_id=f"{folder}/run/step-2")
-    save(state_of(ROWS, 6), storage_writer=Writer(path, step=3), use_collectives=False)
-    save(state_of(ROWS, 7), storage_writer=Writer(path, step=4), checkpoint_id="best")
+    writer, reader = Writer(path, step=3), Reader(path)
+    dcp.async_save(state, storage_writer=writer, checkpoint_id=f"{folder}/run/step-1").result()
+    save(state_of(ROWS, 5), storage_writer=writer, checkpoint_id=f"{folder}/run/step-2/")
+    save(state_of(ROWS, 6), storage_writer=writer, use_collectives=False)
+    writer.step = 4
+    save(state_of(ROWS, 7), storage_writer=writer, checkpoint_id="best")
     for name, seed in (("step-1", 0), ("2", 5), ("step=3.ckpt", 6), ("best", 7)):
-        target = load(empty_of(ROWS), storage_reader=Reader(path), checkpoint_id=f"{folder}/run/{name}")
+        target = load(empty_of(ROWS), storage_reader=reader, checkpoint_id=f"{folder}/run/{name}")
         found[name] = differences(target, ROWS, seed)
-    found["newest"] = differences(load(empty_of(ROWS), storage_reader=Reader(path), checkpoint_id=path), ROWS, 7)
+    found["newest"] = differences(load(empty_of(ROWS), storage_reader=reader, checkpoint_id=path), ROWS, 7)
     # One rank by itself, into a store of its own; or a group of only it.
     alone = {"w": whole((4,), rank)}
     save(alone, storage_writer=Writer(f"{folder}/alone-{rank}", step=1), no_dist=True)
@@ -147,6 +149,22 @@ def in_a_process(rank: int, ranks: int, path: str) -> list[str]:
 @pytest.mark.slow
 def test_a_process_that_saves_and_this_one_take_turns(tmp_path: Path) -> None:
     assert results(2, in_a_process, str(tmp_path / "store"), limit=120) == [[], []]
+
+
+def beside_one_another(rank: int, ranks: int, path: str) -> None:
+    chooser = random.Random(rank)
+    for step in range(12):
+        time.sleep(chooser.random() / 50)
+        save({"w": whole((4,), step), "rank": rank}, storage_writer=Writer(path, step=step))
+        time.sleep(chooser.random() / 50)
+
+
+def test_b30_ranks_that_come_late_are_waited_for(tmp_path: Path) -> None:
+    results(4, beside_one_another, str(tmp_path / "store"))
+    assert steps(tmp_path / "store") == list(range(12))[::-1]
+    with tierload.open(tmp_path / "store") as store:
+        assert store.verify(full=True).ok
+        assert [store.load(rank=rank, keys="rank") for rank in range(4)] == [{"rank": rank} for rank in range(4)]
 
 
 # Strictness

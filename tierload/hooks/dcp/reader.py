@@ -67,6 +67,7 @@ class Reader(StorageReader):
         self.cast = cast
         self.types = tuple(types)
         self.allow_pickle = allow_pickle
+        self._named: tuple[int | None, str | None] = None, None  # the step and tag of the checkpoint_id
         self._store: Store | None = None
         self._reader: CommitReader | None = None
         self._flat: dict[str, Any] = {}
@@ -79,9 +80,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new load begins, of this step or tag."""
         self._close()
-        if checkpoint_id is not None:
-            self.step, self.tag = commit_named(checkpoint_id, self.path)
-            self.commit = None
+        self._named = (None, None) if checkpoint_id is None else commit_named(checkpoint_id, self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -93,8 +92,12 @@ class Reader(StorageReader):
         """What the commit holds, from its document alone: every tensor as one whole chunk."""
         self._close()
         store = self._store = open_store(self.path)
+        (step, tag), self._named = self._named, (None, None)  # of this load only
+        commit = None
+        if step is None and tag is None:
+            step, commit, tag = self.step, self.commit, self.tag
         reader = self._reader = store.reader(
-            step=self.step, commit=self.commit, tag=self.tag, types=self.types, allow_pickle=self.allow_pickle
+            step=step, commit=commit, tag=tag, types=self.types, allow_pickle=self.allow_pickle
         )
         name = f"commit {reader.commit.id[:12]} (step {reader.commit.step})"
         if not isinstance(reader.state, Mapping):
@@ -106,7 +109,7 @@ class Reader(StorageReader):
         return Metadata(
             state_dict_metadata={fqn: _described(value) for fqn, value in self._flat.items()},
             planner_data=mappings,
-            storage_data={"commit": reader.commit.id, "step": reader.commit.step},
+            storage_data={"commit": reader.commit.id},
             storage_meta=StorageMeta(checkpoint_id=self.path, load_id=reader.commit.id),
         )
 

@@ -58,7 +58,7 @@ class Writer(StorageWriter):
         self.settings = settings
         self.allow_pickle = allow_pickle
         self.report: SaveReport | None = None
-        self._tag: str | None = None  # of the checkpoint_id
+        self._named: tuple[int | None, str | None] = None, None  # the step and tag of the checkpoint_id
         self._collectives = True
         self._alone = False
 
@@ -69,11 +69,7 @@ class Writer(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, of this step or with this tag."""
-        self._tag = None
-        if checkpoint_id is not None:
-            step, self._tag = commit_named(checkpoint_id, self.path)
-            if step is not None:
-                self.step = step
+        self._named = (None, None) if checkpoint_id is None else commit_named(checkpoint_id, self.path)
 
     def storage_meta(self) -> StorageMeta:
         """What planners are told, and the metadata that ``save`` returns: the id of the last commit is ``save_id``."""
@@ -119,12 +115,12 @@ class Writer(StorageWriter):
                 if store.together:
                     store.refuse(error)  # the other ranks wait for this one
                 raise
-            tags = self.tags if self._tag is None else (*self.tags, self._tag)
+            (step, tag), self._named = self._named, (None, None)  # of this save only
             self.report = store.save(
                 state,
-                step=self.step,
+                step=self.step if step is None else step,
                 metrics=self.metrics,
-                tags=tags,
+                tags=self.tags if tag is None else (*self.tags, tag),
                 note=self.note,
                 allow_pickle=self.allow_pickle,
             )
@@ -141,5 +137,5 @@ class Writer(StorageWriter):
         commits = sorted({one.storage_data for written in results for one in written})
         if len(commits) != 1:
             raise RanksDisagree(f"{self.path}: the ranks made {len(commits)} commits in one save: {', '.join(commits)}")
-        metadata.storage_data = {"commit": commits[0], "step": self.step}
+        metadata.storage_data = {"commit": commits[0]}
         metadata.storage_meta = self.storage_meta()
