@@ -76,7 +76,7 @@ class Outline(Reader):
         super().__init__(document, chunks, types=types, allow_pickle=allow_pickle)
         self._stored: dict[int, tuple[TensorView, Path, torch.Tensor]] = {}  # by the identity of the one on meta
         self._outlining = True
-        self.memory = _NoMemory(chunks)
+        self.memory = self._rows = _NoMemory(chunks)  # it goes on to know the chunks that it has checked
         with paused_collection():
             self.state: Any = self.whole()
         self._outlining = False
@@ -112,13 +112,13 @@ class Outline(Reader):
 
     def plan_boxes(self, wanted: Sequence[Wanted]) -> Iterator[LoadPlan]:
         """Loads that together read all that is ``wanted``; one is to be finished before the next is asked for."""
-        plan = _Boxes(self.memory.chunks)
+        plan = _Boxes(self._rows)
         for stored, box, target in wanted:
             view, path, _ = self._stored[id(stored)]
             plan.add(view, path, box, target)
             if plan.staged >= _STAGED_BYTES:
                 yield plan.made()
-                plan = _Boxes(self.memory.chunks)
+                plan = _Boxes(self._rows)
         yield plan.made()
 
     def plan_values(self, unread: Sequence[Unread]) -> LoadPlan:
@@ -156,9 +156,10 @@ class Outline(Reader):
 class _Boxes:
     """A load of boxes in the making. ``staged`` are the bytes that are read into memory of its own."""
 
-    def __init__(self, chunks: ChunkTable) -> None:
+    def __init__(self, rows: Memory) -> None:
         self.staged = 0
-        self._memory = Memory(chunks)
+        self._rows = rows
+        self._memory = Memory(rows.chunks)
         self._parts: list[BoxDestination] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._in_place: set[int] = set()
@@ -166,7 +167,7 @@ class _Boxes:
 
     def add(self, view: TensorView, path: Path, box: Box, target: torch.Tensor) -> None:
         """One more: read directly where its elements are those of the store, else from a copy."""
-        chunk, _ = self._memory.row(view.chunk)
+        chunk, _ = self._rows.row(view.chunk)
         self._users[view.chunk].append(path)
         if 0 in box.sizes:
             return

@@ -27,6 +27,7 @@ from tierload.engine import CommitReader, Store
 from tierload.errors import InvalidRequest, RanksDisagree
 from tierload.hooks.dcp.naming import commit_named
 from tierload.state import Unread
+from tierload.state.pause import paused_collection
 from tierload.types import Box
 
 __all__ = ["Reader"]
@@ -106,8 +107,10 @@ class Reader(StorageReader):
             self._flat, mappings = flatten_state_dict(dict(reader.state))
         except ValueError as error:
             raise InvalidRequest(f"{self.path}: {name} has keys that DCP cannot tell apart: {error}") from error
+        with paused_collection():
+            described = {fqn: _described(value) for fqn, value in self._flat.items()}
         return Metadata(
-            state_dict_metadata={fqn: _described(value) for fqn, value in self._flat.items()},
+            state_dict_metadata=described,
             planner_data=mappings,
             storage_data={"commit": reader.commit.id},
             storage_meta=StorageMeta(checkpoint_id=self.path, load_id=reader.commit.id),
