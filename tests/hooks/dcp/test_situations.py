@@ -193,6 +193,8 @@ def strictly(rank: int, ranks: int, path: str) -> dict[str, Any]:
     partial = {"model": zeros | {"c": torch.ones(1)}}
     load(partial, storage_reader=Reader(path), planner=DefaultLoadPlanner(allow_partial_load=True))
     found["partial"] = torch.equal(partial["model"]["b"], whole((3,), 1)) and partial["model"]["c"].item() == 1
+    save({"n": 2}, storage_writer=Writer(path, step=2))
+    found["commits"] = raised(lambda: load({"n": 0}, storage_reader=Reader(path, step=1 + rank)))
     found["no step"] = raised(lambda: load({"n": 0}, storage_reader=Reader(path, step=9)))
     found["no store"] = raised(lambda: load({"n": 0}, storage_reader=Reader(path + "-none")))
     return found
@@ -212,6 +214,7 @@ def test_strictness(tmp_path: Path) -> None:
         }.items():
             assert set(told[name]) == {0, 1}, name
             assert all(words in text for text in told[name].values()), (name, told[name])
+        assert "RanksDisagree" in told["commits"][0]
         assert not told["kind"]  # DCP puts in the place of a tensor what is no tensor
         assert found["untouched"]
         assert found["partial"]
