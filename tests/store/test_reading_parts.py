@@ -106,6 +106,9 @@ def test_boxes_that_do_not_fit_are_refused_all_at_once_and_nothing_is_read(tmp_p
         reader.read(wanted[:2], cast=True)
         assert good.all()
         assert half.all()
+        for box in (Box((1,), (4,)), Box((-1,), (4,)), Box((0, 0), (4, 1)), Box((), ())):
+            with pytest.raises(tierload.KeyMismatch, match="'a' of shape"):
+                reader.read([(state["a"], box, torch.zeros(box.sizes))])
         with pytest.raises(tierload.KeyMismatch, match=r"'c' is torch.int64"):
             reader.read([(state["c"], all_of, wide)], cast=True)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
+from operator import gt
 from typing import Any
 
 import torch
@@ -81,12 +82,9 @@ class Outline(Reader):
             self.state: Any = self.whole()
         self._outlining = False
 
-    def place(self, tensor: torch.Tensor) -> Path:
-        """Where a tensor of the outline stands."""
-        return self._stored[id(tensor)][1]
-
     def compare(self, wanted: Sequence[Wanted], *, cast: bool) -> None:
-        """That every box has the sizes of its target and the dtype too, or with ``cast`` another floating one.
+        """That every box is one of its tensor and has the sizes of its target, which has the dtype too, or with
+        ``cast`` another floating one.
 
         Raises:
             KeyMismatch: What differs, all of it.
@@ -97,7 +95,12 @@ class Outline(Reader):
         for stored, box, target in wanted:
             view, path, _ = self._stored[id(stored)]
             own = BY_DTYPE.get(target.dtype)
-            if tuple(target.shape) != box.sizes:
+            ends = [begin + size for begin, size in zip(*box, strict=True)]
+            if len(ends) != len(view.shape) or min((*box.offsets, *box.sizes, 0)) < 0 or any(map(gt, ends, view.shape)):
+                shapes[path.text()] = (
+                    f"{path.text()!r} of shape {view.shape} has no box of {box.sizes} at {box.offsets}"
+                )
+            elif tuple(target.shape) != box.sizes:
                 shapes[path.text()] = f"{path.text()!r}: a part of shape {tuple(target.shape)} for one of {box.sizes}"
             if own is not view.row:
                 fits = own is not None and own.castable and view.row.castable

@@ -88,7 +88,10 @@ def in_other_ways(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     state = state_of(ROWS)
     writer, reader = Writer(path, step=3), Reader(path)
-    dcp.async_save(state, storage_writer=writer, checkpoint_id=f"{folder}/run/step-1").result()
+    future = dcp.async_save(state, storage_writer=writer, checkpoint_id=f"{folder}/run/step-1")
+    with torch.no_grad():
+        state["model"]["even"].to_local().add_(1)
+    future.result()
     save(state_of(ROWS, 5), storage_writer=writer, checkpoint_id=f"{folder}/run/step-2/")
     save(state_of(ROWS, 6), storage_writer=writer, use_collectives=False)
     writer.step = 4
@@ -144,6 +147,28 @@ def in_a_process(rank: int, ranks: int, path: str) -> list[str]:
     for step in (0, 1, 10, 11):
         wrong += differences(load(empty_of(ROWS), storage_reader=Reader(path, step=step)), ROWS, step)
     return wrong
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_saves_in_the_background_have_the_values_of_their_calls(tmp_path: Path) -> None:
+    """Also where the next one is called before the one before is done: they then have memory of their own."""
+    state: dict[str, Any] = {"w": torch.zeros(1 << 18), "in": {"x": torch.zeros(3)}, "step": 0}
+    state["tied"] = state["w"]
+    pending = []
+    for step in range(9):
+        for tensor in (state["w"], state["in"]["x"]):
+            tensor.fill_(step)
+        state["step"] = step
+        pending.append(dcp.async_save(state, storage_writer=Writer(tmp_path / "store", step=step)))
+        if step % 3 == 2:
+            assert all(future.result().storage_data for future in pending)
+            pending.clear()
+    for step in range(9):
+        found: Any = tierload.load(tmp_path / "store", step=step)
+        assert (found["w"] == step).all()
+        assert (found["in"]["x"] == step).all()
+        assert found["step"] == step
+        assert found["tied"].data_ptr() == found["w"].data_ptr()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -17,19 +18,22 @@ from tierload.engine import place
 from tierload.errors import InvalidRequest, RanksDisagree
 from tierload.hooks.dcp.naming import commit_named
 from tierload.hooks.dcp.planned import state_of
+from tierload.hooks.dcp.staging import stage
 from tierload.settings import Settings
 from tierload.types import SaveReport
 
 __all__ = ["Writer"]
 
 
-class Writer(StorageWriter):
+class Writer(StorageWriter, AsyncStager):
     """Saves into the store at ``path``: ``dcp.save(state, storage_writer=Writer("runs/gpt", step=100))``.
 
     ``step``, ``metrics``, ``tags``, ``note``, ``settings`` and ``allow_pickle`` are those of ``tierload.save``. Where a
     ``checkpoint_id`` is passed to DCP, the number at its end is the step, or else its last name a tag; the path stays.
     All ranks of the job make one commit; with ``no_dist=True``, or a group of one rank, this rank makes one by itself.
     ``report`` is the ``SaveReport`` of the last save, in the process that did it. The store is held during a save only.
+    For ``async_save`` it is the stager, too, unless another one is passed: the call copies everything before it
+    returns, into memory that is kept for the next one.
 
     Raises:
         UnsupportedValue: A value of the state cannot be stored; it names the key. Nothing was written. (Errors of one
@@ -79,6 +83,12 @@ class Writer(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Every path and name will do."""
         return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of the state, whose values no training changes."""
+        return stage(state_dict, self.path)
+
+    _synchronize_after_execute = False  # the copy is whole when ``stage`` returns
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Is told whether DCP's ranks speak to one another."""
