@@ -20,6 +20,7 @@ from tests.convert.convert_support import export, filled, names, no_commit
 from tests.hooks.dcp.states import LAYOUTS, empty_of, load, save, state_of, values
 from tests.ranks.world import results
 from tests.state.alike import assert_alike
+from tierload.convert import dcp_folder
 from tierload.state.dtypes import BY_NAME
 
 
@@ -206,6 +207,22 @@ def test_damaged_and_hostile_metadata_is_refused(tmp_path: Path, change: Change,
         tierload.import_state(tmp_path / "in", tmp_path / "store")
     assert no_commit(tmp_path / "store")
     assert not Path("/tmp/tierload-boom").exists()
+
+
+def test_metadata_with_a_byte_changed_is_read_or_refused(tmp_path: Path) -> None:
+    state = {"w": torch.arange(6.0), "n": {"list": [torch.ones(1), 2], "t": "x"}}
+    save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "in"), no_dist=True)
+    path = tmp_path / "in" / ".metadata"
+    data = path.read_bytes()
+    refused = 0
+    for place in range(0, len(data), 2):
+        for change in (1, data[place] ^ ord(".")):
+            path.write_bytes(data[:place] + bytes([data[place] ^ change]) + data[place + 1 :])
+            try:
+                dcp_folder.read(tmp_path / "in")
+            except tierload.CorruptFile:
+                refused += 1
+    assert refused > len(data) / 2
 
 
 def test_a_value_that_would_run_code_is_refused(tmp_path: Path) -> None:

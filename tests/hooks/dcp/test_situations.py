@@ -171,6 +171,17 @@ def test_saves_in_the_background_have_the_values_of_their_calls(tmp_path: Path) 
         assert found["tied"].data_ptr() == found["w"].data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_save_in_the_background_that_fails_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder")
+    future: Any = dcp.async_save({"w": torch.ones(2)}, storage_writer=Writer(tmp_path / "file"))
+    with pytest.raises(dcp.CheckpointException):
+        future.result()
+    assert [record.name for record in caplog.records if "a save in the background failed" in record.message] == [
+        "tierload"
+    ]
+
+
 @pytest.mark.slow
 def test_a_process_that_saves_and_this_one_take_turns(tmp_path: Path) -> None:
     assert results(2, in_a_process, str(tmp_path / "store"), limit=120) == [[], []]

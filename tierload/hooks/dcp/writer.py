@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from tierload.settings import Settings
 from tierload.types import SaveReport
 
 __all__ = ["Writer"]
+
+_log = logging.getLogger("tierload")
 
 
 class Writer(StorageWriter, AsyncStager):
@@ -115,27 +119,14 @@ class Writer(StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Saves what the planner has, all of it: which rank writes what is not for its plan to say, since equal values
         are found to be so by what they are."""
-        settings = self.settings
-        if self._alone:
-            settings = dataclasses.replace(settings or Settings(), ranks="one")
-        with writing(self.path, settings) as store:
-            try:
-                state = state_of(planner)
-            except BaseException as error:
-                if store.together:
-                    store.refuse(error)  # the other ranks wait for this one
-                raise
-            (step, tag), self._named = self._named, (None, None)  # of this save only
-            self.report = store.save(
-                state,
-                step=self.step if step is None else step,
-                metrics=self.metrics,
-                tags=self.tags if tag is None else (*self.tags, tag),
-                note=self.note,
-                allow_pickle=self.allow_pickle,
-            )
+        try:
+            report = self.report = self._save(planner)
+        except Exception as error:
+            if threading.current_thread() is not threading.main_thread():  # nobody may ever ask for the result
+                _log.error("%s: a save in the background failed: %s", self.path, error)
+            raise
         done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(MetadataIndex(""), self.report.written_bytes, self.report.commit.id)])
+        done.set_result([WriteResult(MetadataIndex(""), report.written_bytes, report.commit.id)])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -149,3 +140,24 @@ class Writer(StorageWriter, AsyncStager):
             raise RanksDisagree(f"{self.path}: the ranks made {len(commits)} commits in one save: {', '.join(commits)}")
         metadata.storage_data = {"commit": commits[0]}
         metadata.storage_meta = self.storage_meta()
+
+    def _save(self, planner: SavePlanner) -> SaveReport:
+        settings = self.settings
+        if self._alone:
+            settings = dataclasses.replace(settings or Settings(), ranks="one")
+        with writing(self.path, settings) as store:
+            try:
+                state = state_of(planner)
+            except BaseException as error:
+                if store.together:
+                    store.refuse(error)  # the other ranks wait for this one
+                raise
+            (step, tag), self._named = self._named, (None, None)  # of this save only
+            return store.save(
+                state,
+                step=self.step if step is None else step,
+                metrics=self.metrics,
+                tags=self.tags if tag is None else (*self.tags, tag),
+                note=self.note,
+                allow_pickle=self.allow_pickle,
+            )
