@@ -348,6 +348,21 @@ def test_values_of_all_kinds_and_of_each_rank(tmp_path: Path) -> None:
     assert results(2, with_values, str(tmp_path / "store")) == [[True, True]] * 2
 
 
+def in_stages(rank: int, ranks: int, path: str) -> Any:
+    layers = {f"layer{2 * rank + number}": whole((3 + rank, 4), 10 * rank + number) for number in range(2)}
+    state = {"stage": layers, "step": 7}
+    told = raised(lambda: save(state, storage_writer=Writer(path)))
+    save(state, storage_writer=Writer(path, settings=tierload.Settings(per_rank=("stage",))))
+    target = {"stage": {name: torch.zeros_like(tensor) for name, tensor in layers.items()}, "step": 0}
+    load(target, storage_reader=Reader(path))
+    same = all(torch.equal(target["stage"][name], tensor) for name, tensor in layers.items())
+    return "RanksDisagree" in told[0], same, target["step"]
+
+
+def test_stages_with_keys_of_their_own_are_told_to_be_declared_and_then_kept_for_each_rank(tmp_path: Path) -> None:
+    assert results(2, in_stages, str(tmp_path / "store")) == [(True, True, 7)] * 2
+
+
 def with_sharded_tensors(rank: int, ranks: int, path: str) -> Any:
     whole_one, rows = whole((5, 3)), [(0, 3), (3, 2)][rank]
     mine = whole_one[rows[0] : rows[0] + rows[1]].clone()

@@ -7,10 +7,14 @@ import os
 import weakref
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 __all__ = ["stage"]
+
+_PLAIN = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+"""As ``async_save`` has it by itself."""
 
 
 class _Staged(dict[str, Any]):
@@ -24,7 +28,7 @@ class _Kept:
     """torch's stager, which keeps the memory of its copies, and what it copied last."""
 
     def __init__(self) -> None:
-        self.stager = _stager()
+        self.stager = DefaultStager(_PLAIN)
         self.last: weakref.ref[_Staged] | None = None
 
 
@@ -35,19 +39,10 @@ def stage(state: dict[str, Any], path: str) -> dict[str, Any]:
     """A copy of a state in CPU memory. Tensors that share memory do so in the copy, too."""
     kept = _kept.setdefault(os.path.realpath(path), _Kept())
     if kept.last is not None and kept.last() is not None:  # a save still reads it
-        return _Staged(_stager().stage(state))  # type: ignore[arg-type]
+        return _Staged(DefaultStager(_PLAIN).stage(state))  # type: ignore[arg-type]
     staged = _Staged(kept.stager.stage(state))  # type: ignore[arg-type]
     kept.last = weakref.ref(staged)
     return staged
-
-
-def _stager() -> DefaultStager:
-    cuda = torch.cuda.is_available()
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
-        )
-    )
 
 
 os.register_at_fork(after_in_child=_kept.clear)
