@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,6 +33,13 @@ LAYOUTS: dict[int, dict[str, Layout]] = {
     },
 }
 SHAPES = {"even": (8, 12), "uneven": (7, 5), "deep": (13, 6, 3), "few": (3, 2), "none": (0, 4), "long": (2000, 9)}
+
+
+@dataclass
+class Config:
+    """What DCP would pickle."""
+
+    width: int
 
 
 mesh_of: Callable[[tuple[int, ...]], DeviceMesh] = cache(lambda shape: init_device_mesh("cpu", shape))
