@@ -182,16 +182,22 @@ def test_a_process_that_saves_and_this_one_take_turns(tmp_path: Path) -> None:
     assert results(2, in_a_process, str(tmp_path / "store"), limit=120) == [[], []]
 
 
-def beside_one_another(rank: int, ranks: int, path: str) -> None:
+def beside_one_another(rank: int, ranks: int, path: str) -> list[int]:
+    """How many keys the job's key-value store has after each save."""
     chooser = random.Random(rank)
+    keys = []
     for step in range(12):
         time.sleep(chooser.random() / 50)
         save({"w": whole((4,), step), "rank": rank}, storage_writer=Writer(path, step=step))
+        dist.barrier()
+        keys.append(dist.distributed_c10d._get_default_store().num_keys())
         time.sleep(chooser.random() / 50)
+    return keys
 
 
 def test_b30_ranks_that_come_late_are_waited_for(tmp_path: Path) -> None:
-    results(4, beside_one_another, str(tmp_path / "store"))
+    for keys in results(4, beside_one_another, str(tmp_path / "store")):
+        assert keys[-1] - keys[0] <= 11 * 2 * 4, "of a save that is over, next to nothing is left there"
     assert steps(tmp_path / "store") == list(range(12))[::-1]
     with tierload.open(tmp_path / "store") as store:
         assert store.verify(full=True).ok
