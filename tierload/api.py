@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from tierload.engine import Guard, PendingSave, Store, guard, place, saves_together
@@ -19,6 +19,7 @@ __all__ = ["Guard", "PendingSave", "Store", "async_save", "guard", "load", "open
 _ATTEMPTS = 20
 
 _writers: dict[str, Store] = {}
+_visits: dict[str, int] = {}  # how many use a store that is open for their sake only
 _lock = threading.RLock()
 
 
@@ -177,6 +178,30 @@ def open(
     return store
 
 
+@contextmanager
+def writing(path: str | os.PathLike[str], settings: Settings | None = None) -> Iterator[Store]:
+    """A store that is open for writing, for those who come and go: when the last of them has gone, it is let go of,
+    unless this process held it before. In a job all ranks do this together."""
+    name = _name(path)
+    with _lock:
+        visited = name in _visits or _held(path) is None
+        store = _writer(path, settings)
+        if visited:
+            _visits[name] = _visits.get(name, 0) + 1
+    try:
+        yield store
+    except (StoreIOError, StoreFenced, StorePoisoned):
+        _let_go(store)
+        raise
+    finally:
+        with _lock:
+            if visited:
+                _visits[name] -= 1
+                if not _visits[name]:
+                    del _visits[name]
+                    _let_go(store)
+
+
 def _name(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(path)
 
@@ -219,6 +244,7 @@ def _forget() -> None:
     global _lock
     _lock = threading.RLock()
     _writers.clear()
+    _visits.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

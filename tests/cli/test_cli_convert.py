@@ -33,6 +33,19 @@ def test_export_the_head_and_others(store: Path, tmp_path: Path) -> None:
     assert contents(store) == before
 
 
+def test_a_directory_of_dcp_out_and_in(store: Path, tmp_path: Path) -> None:
+    text = run("export", store, "--to", tmp_path / "dcp", "--step", 200, "--format", "dcp")
+    assert "and 1 more (dcp)" in text
+    assert sorted(path.name for path in (tmp_path / "dcp").iterdir()) == [".metadata", "__0_0.distcp"]
+    assert "2 files (dcp)" in run("import", tmp_path / "dcp", tmp_path / "back")
+    let_go(tmp_path / "back")
+    found, right = tierload.load(tmp_path / "back"), tierload.load(store, step=200)
+    assert isinstance(found, dict)
+    assert isinstance(right, dict)
+    assert found.keys() == right.keys()
+    assert all(torch.equal(found[name], right[name]) for name in ("w", "small"))
+
+
 def test_export_json(store: Path, tmp_path: Path) -> None:
     document = run_json("export", store, "--to", tmp_path / "a.safetensors", "--keys", "w", "--keys", "sm*")
     assert document.pop("commit")["id"] == ids(store)[400]

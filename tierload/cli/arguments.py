@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="FORMAT", help="safetensors or torch, where a suffix does not say.", show_default=False
+        "--format", metavar="FORMAT", help="safetensors, torch or dcp, where a name does not say.", show_default=False
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]

@@ -44,11 +44,12 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Writes a commit as a safetensors file, shards with an index, or a torch.save file.
+    """Writes a commit as a safetensors file, shards with an index, a torch.save file, or a directory of DCP.
 
-    The suffix of PATH says the format: .safetensors, or .pt, .pth, .bin or .ckpt; a folder gets model.safetensors. What
-    was written is read back and compared, tensor by tensor, before it gets its name. What the format cannot hold is
-    listed, and the exit code is then 7.
+    The suffix of PATH says the format: .safetensors, or .pt, .pth, .bin or .ckpt; a folder gets model.safetensors, and
+    with --format dcp PATH is a checkpoint that torch.distributed.checkpoint loads. What was written is read back and
+    compared, tensor by tensor, before it gets its name. What the format cannot hold is listed, and the exit code is
+    then 7.
     """
     limit = None if max_shard_size is None else count_of(max_shard_size)
     from tierload.convert import export_state

@@ -28,11 +28,11 @@ def import_(
     form: Format = None,
     as_json: AsJson = False,
 ) -> None:
-    """Saves safetensors or torch.save files as one commit; STORE is made when it is not there.
+    """Saves files of safetensors or torch.save, or directories of DCP, as one commit; STORE is made when not there.
 
-    A file, or the shards of one, is the state itself; several files become entries by their names without suffix. Files
-    of torch are read with weights_only: nothing in them is run. After the commit, what the store holds is compared with
-    the files, tensor by tensor. When a file is damaged, nothing is committed.
+    A file, the shards of one, or a directory is the state itself; several become entries by their names without suffix.
+    Files of torch are read with weights_only: nothing in them is run. After the commit, what the store holds is
+    compared with the files, tensor by tensor. When a file is damaged, nothing is committed.
     """
     from tierload.convert import import_state
 

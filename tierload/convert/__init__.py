@@ -1,4 +1,4 @@
-"""Other formats: a commit → a safetensors or torch.save file, and such files → a commit, compared tensor by tensor."""
+"""Other formats: a commit → safetensors, torch.save or DCP, and those → a commit, compared tensor by tensor."""
 
 from tierload.convert.exporting import export_state
 from tierload.convert.importing import import_state

@@ -1,16 +1,17 @@
-"""Files under temporary names that appear together, whole and durable, or not at all."""
+"""Files, and folders, under temporary names that appear together, whole and durable, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Draft"]
+__all__ = ["Draft", "DraftFolder"]
 
 
 class Draft:
@@ -73,6 +74,37 @@ class Draft:
         for folder in (self._folder, *(made.parent for made in self._made)):
             _sync(folder)
         return tuple(finals)
+
+
+class DraftFolder:
+    """A new folder under a temporary name, ``path``. Leaving the context without ``publish`` removes it."""
+
+    def __init__(self, final: Path) -> None:
+        self._final = final
+        self.path = final.parent / f".{final.name}.{secrets.token_hex(4)}.tmp"
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)  # after ``publish`` that is what was there before
+
+    def publish(self) -> None:
+        """Makes the folder and the files in it durable and gives it its name, in the place of what has that."""
+        for file in self.path.iterdir():
+            _sync(file)
+        _sync(self.path)
+        if self._final.exists():
+            old = self.path.with_suffix(".old")
+            self._final.rename(old)
+            self.path.rename(self._final)
+            old.rename(self.path)
+        else:
+            self.path.rename(self._final)
+        _sync(self._final.parent)
 
 
 def _sync(path: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from tierload.convert import safetensors_file, torch_file
-from tierload.convert.draft import Draft
-from tierload.convert.formats import INDEX_SUFFIX, SAFETENSORS, TORCH, format_of
+from tierload.convert.dcp_state import DcpState
+from tierload.convert.draft import Draft, DraftFolder
+from tierload.convert.formats import DCP, INDEX_SUFFIX, SAFETENSORS, TORCH, dcp_files, format_of
 from tierload.convert.leaves import below
 from tierload.convert.naming import flat_state, tally
 from tierload.convert.report import ConvertReport
@@ -48,10 +49,10 @@ def export_state(
 
     ``to`` is a file, whose suffix says the format (else ``format``: ``"safetensors"`` or ``"torch"``), or a folder
     (one that exists, or a path that ends with ``/``), which gets ``model.safetensors``; with ``max_shard_bytes`` shards
-    and their index. ``keys`` are patterns as in ``load``; ``root`` is the key of the part that is exported as if it
-    were the whole state. Of a commit by several ranks tensors are whole, and what each rank has of its own is that of
-    rank 0; the report lists it. Files appear when they are whole and compared; existing ones are replaced with
-    ``force`` only.
+    and their index. With ``format="dcp"`` it is a directory that ``torch.distributed.checkpoint.load`` reads. ``keys``
+    are patterns as in ``load``; ``root`` is the key of the part that is exported as if it were the whole state. Of a
+    commit by several ranks tensors are whole, and what each rank has of its own is that of rank 0; the report lists it.
+    Files appear when they are whole and compared; existing ones are replaced with ``force`` only.
 
     Raises:
         InvalidRequest: The target exists, or its name does not say the format.
@@ -60,14 +61,16 @@ def export_state(
         CorruptFile: What was read back is not what was written; nothing is left of it.
         OSError: The disk is full or failed; nothing is left of what was written.
     """
-    folder = str(to).endswith(os.sep) or os.path.isdir(to) or max_shard_bytes is not None
+    if format == DCP and max_shard_bytes is not None:
+        raise InvalidRequest(f"{to}: shards of a size are for safetensors, and not for a directory of DCP")
+    folder = format == DCP or str(to).endswith(os.sep) or os.path.isdir(to) or max_shard_bytes is not None
     target = Path(os.path.realpath(to))  # a link's target is replaced, not the link
     kind = format_of(Path(_MODEL), format) if folder else format_of(Path(to), format)
     if folder and kind == TORCH:
         raise InvalidRequest(f"{to}: a file of torch.save is one file: name it, as in {Path(to) / 'state.pt'}")
     if max_shard_bytes is not None and (max_shard_bytes < 1 or (target.exists() and not target.is_dir())):
         raise InvalidRequest(f"{to}: shards of at least 1 byte go into a folder, and that is none")
-    old = _existing(target, folder)
+    old = _existing(target, folder) if format != DCP else _existing_directory(target)
     if old and not force:
         raise InvalidRequest(f"{old[0]} exists already; force (--force) replaces it")
     with contextlib.ExitStack() as stack:
@@ -79,7 +82,7 @@ def export_state(
     if root:
         state = below(state, root)
     place = (target, _MODEL) if folder else (target.parent, target.name)
-    export = _export_safetensors if kind == SAFETENSORS else _export_torch
+    export = {SAFETENSORS: _export_safetensors, TORCH: _export_torch, DCP: _export_dcp}[kind]
     return replace(export(state, found, place, max_shard_bytes, old), own=own)
 
 
@@ -98,6 +101,19 @@ def _existing(target: Path, folder: bool) -> tuple[Path, ...]:
         return (target,) if target.exists() else ()
     found = [path for path in target.glob("model*") if _PARTS.fullmatch(path.name)]
     return tuple(sorted(found, key=lambda path: (path.suffix != ".json", path.name)))
+
+
+def _existing_directory(target: Path) -> tuple[Path, ...]:
+    """A directory of DCP that an export takes the place of.
+
+    Raises:
+        InvalidRequest: There is something else.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return ()
+    if not dcp_files(target):
+        raise InvalidRequest(f"{target} is there already, and is no directory of DCP: name a new one")
+    return (target,)
 
 
 Exporter = Callable[[object, Commit, tuple[Path, str], int | None, tuple[Path, ...]], ConvertReport]
@@ -123,6 +139,30 @@ def _export_torch(
         ties=ties,
         changed=tuple(loadable.changed),
         left_out=tuple(loadable.left_out),
+    )
+
+
+def _export_dcp(
+    state: object, commit: Commit, place: tuple[Path, str], max_shard_bytes: int | None, old: tuple[Path, ...]
+) -> ConvertReport:
+    from tierload.convert import dcp_folder  # half a second, for which no other export should wait
+
+    fitted = DcpState(state)
+    with DraftFolder(place[0]) as draft:
+        dcp_folder.write(fitted.state, draft.path, place[0])
+        dcp_folder.check(fitted.state, draft.path)
+        draft.publish()
+    tensors, size, values, ties = tally(fitted.state)
+    return ConvertReport(
+        format=DCP,
+        files=tuple(map(str, dcp_files(place[0]))),
+        commit=commit,
+        tensors=tensors,
+        bytes=size,
+        values=values,
+        ties=ties,
+        changed=tuple(fitted.changed),
+        left_out=tuple(fitted.left_out),
     )
 
 

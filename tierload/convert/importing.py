@@ -13,7 +13,7 @@ import torch
 from tierload import api
 from tierload.convert import safetensors_file, torch_file
 from tierload.convert.bits import bytes_of, problem_of
-from tierload.convert.formats import SAFETENSORS
+from tierload.convert.formats import DCP, SAFETENSORS
 from tierload.convert.leaves import SelfReference, leaves
 from tierload.convert.naming import tally
 from tierload.convert.report import ConvertReport
@@ -37,12 +37,14 @@ def import_state(
     note: str = "",
     format: str | None = None,
 ) -> ConvertReport:
-    """Saves files of safetensors or ``torch.save`` as one commit, and compares what the store then holds with them.
+    """Saves files of safetensors or ``torch.save``, or directories of torch.distributed.checkpoint, as one commit, and
+    compares what the store then holds with them.
 
-    A file, or the shards of one (by their index or their names), is the state itself; several files are entries of a
-    dict, by their names without suffix; a folder means the files in it. ``format`` (``"safetensors"``, ``"torch"``) is
-    for files whose suffix says nothing. Files of torch are read as ``weights_only`` allows. This process then holds the
-    store until it ends, as after ``save``.
+    A file, or the shards of one (by their index or their names), is the state itself, and so is a directory of DCP, by
+    however many ranks; several of them are entries of a dict, by their names without suffix; any other folder means the
+    files in it. ``format`` (``"safetensors"``, ``"torch"``) is for files whose suffix says nothing. Files of torch, and
+    values in those of DCP, are read as ``weights_only`` allows. This process then holds the store until it ends, as
+    after ``save``.
 
     Raises:
         CorruptFile: A source is damaged, incomplete or would run code; the file, the tensor and the reason are named.
@@ -78,8 +80,12 @@ def _read(source: Source) -> object:
         flat = safetensors_file.read(source.files)
         _check_index(source, flat.tensors)
         return safetensors_file.state_of(flat)
+    if source.format == DCP:
+        from tierload.convert import dcp_folder  # half a second, for which no other import should wait
+
+        return dcp_folder.read(source.files[0].parent)
     for path in source.files:
-        torch_file.check_sums(path)
+        torch_file.check_sums(path, str(path))
     if len(source.files) == 1 and source.where is None:
         return torch_file.read(source.files[0])
     whole: dict[object, object] = {}

@@ -1,4 +1,4 @@
-"""What is to be imported: files, their shards and indexes, and folders of them."""
+"""What is to be imported: files, their shards and indexes, folders of them, and directories of DCP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierload.convert.formats import INDEX_SUFFIX, format_of, known_format
+from tierload.convert.formats import DCP, INDEX_SUFFIX, dcp_files, format_of, known_format
 from tierload.errors import CorruptFile, InvalidRequest
 
 __all__ = ["Source", "find_sources"]
@@ -21,7 +21,8 @@ _SAME_MODEL = {"model", "pytorch_model"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, or the shards of one, as ``name`` without suffix. ``where`` is the index: the shard of each tensor."""
+    """One file, the shards of one, or a directory, as ``name`` without suffix. ``where`` is the index: which shard has
+    each tensor."""
 
     name: str
     format: str
@@ -41,7 +42,12 @@ def find_sources(paths: Sequence[Path], asked: str | None) -> tuple[list[Source]
     loose: list[Path] = []
     skipped: list[str] = []
     for path in paths:
-        if path.is_dir():
+        written = dcp_files(path)
+        if written:
+            sources.append(Source(path.name or path.resolve().name, DCP, written))
+        elif asked == DCP:
+            raise CorruptFile(f"{path}: has no .metadata: it is no checkpoint of DCP, or its save did not finish")
+        elif path.is_dir():
             found, files, others = _in_folder(path)
             sources += found
             loose += files

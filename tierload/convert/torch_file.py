@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import functools
 import io
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -23,12 +24,12 @@ from tierload.state.compounds import kind_of_tensor
 from tierload.state.keys import ROOT, Path
 from tierload.state.registry import is_wrapper
 
-__all__ = ["Loadable", "check", "check_sums", "read", "write"]
+__all__ = ["DAMAGE", "Loadable", "check", "check_sums", "read", "refusals", "write"]
 
 _SINGLE = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout)
 
-_DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EOFError, ArithmeticError)
+DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EOFError, ArithmeticError)
 """What torch and Python raise for files that no writer gives."""
 
 _PIECE_BYTES = 4 << 20
@@ -206,38 +207,45 @@ def read(path: FilePath) -> object:
         CorruptFile: The file is damaged, or holds more than tensors and plain values, which might run code.
     """
     path.open("rb").close()  # torch's own errors do not always say which file
-    try:
+    with refusals(str(path)):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+@contextlib.contextmanager
+def refusals(where: str) -> Iterator[None]:
+    """What torch raises for content that is damaged or would run code, as the error for it."""
+    try:
+        yield
     except pickle.UnpicklingError as error:
-        raise CorruptFile(f"{path}: {_refused(str(error))}") from error
-    except (*_DAMAGE, OSError) as error:
+        raise CorruptFile(f"{where}: {_refused(str(error))}") from error
+    except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # what torch says of a file that was cut
             raise
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise CorruptFile(f"{path}: cannot be read as a file of torch.save: {reason}") from error
+        raise CorruptFile(f"{where}: cannot be read as a file of torch.save: {reason}") from error
 
 
-def check_sums(path: FilePath) -> None:
+def check_sums(source: FilePath | IO[bytes], where: str) -> None:
     """Reads a whole file and compares it with the checksums in it, which torch itself does not look at.
 
     Raises:
         CorruptFile: They differ.
     """
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(source):
         return
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(source) as archive:
             for record in archive.infolist():
                 if record.compress_type != zipfile.ZIP_STORED:
                     raise CorruptFile(
-                        f"{path}: its part {record.filename!r} is compressed, which torch.save never does"
+                        f"{where}: its part {record.filename!r} is compressed, which torch.save never does"
                     )
                 if record.CRC:  # without checksums (torch.serialization.set_crc32_options) they are 0
                     with archive.open(record) as part:
                         while part.read(_PIECE_BYTES):
                             pass
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise CorruptFile(f"{path}: cannot be read as a file of torch.save: {error}") from error
+        raise CorruptFile(f"{where}: cannot be read as a file of torch.save: {error}") from error
 
 
 def _refused(message: str) -> str:

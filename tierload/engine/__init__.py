@@ -3,6 +3,7 @@
 from tierload.engine.guards import Guard, guard, guarded
 from tierload.engine.job import place, saves_together
 from tierload.engine.pending import PendingSave
+from tierload.engine.reading import CommitReader
 from tierload.engine.store import Store
 
-__all__ = ["Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together"]
+__all__ = ["CommitReader", "Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together"]

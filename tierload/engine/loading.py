@@ -15,8 +15,8 @@ from tierload import _native
 from tierload.errors import CorruptPage
 from tierload.layout import ManifestTable, ReadPlan
 from tierload.plan import LocalBox, copies, local_boxes
-from tierload.state import LoadPlan
-from tierload.types import Box, Commit, PartDestination
+from tierload.state import LoadPlan, WholeState
+from tierload.types import Box, BoxDestination, ChunkTable, Commit, PartDestination
 
 __all__ = ["Batch", "Filling", "Source", "Whole", "batches", "fill", "table_of"]
 
@@ -29,9 +29,15 @@ def table_of(manifest: _native.Manifest) -> ManifestTable:
 
 
 class Source(Protocol):
-    """A commit's shards, and which of them hold what."""
+    """A commit's shards, and which of them hold what; its state, by its document and its tensors as whole ``chunks``."""
 
     commit: Commit
+    document: bytes
+    chunks: ChunkTable
+
+    @property
+    def whole(self) -> WholeState | None:
+        """More of the state, where several ranks have saved it."""
 
     def manifest(self, rank: int) -> _native.Manifest:
         """The shard of a rank."""
@@ -50,6 +56,9 @@ class Whole:
         self.commit = commit
         self._manifest = manifest
         self._table = table_of(manifest)
+        self.document = manifest.state.tobytes()
+        self.chunks = self._table.chunks
+        self.whole = None
 
     def manifest(self, rank: int) -> _native.Manifest:
         """The only one."""
@@ -95,7 +104,7 @@ class Batch:
 
 def batches(source: Source, plan: LoadPlan, rank: int) -> Iterator[Batch]:
     """What ``rank`` reads to fill a plan, in the order of chunks as far as that can be: always the same batches."""
-    wanted: list[_WholeDestination | PartDestination] = [*plan.destinations.parts]
+    wanted = [*plan.destinations.parts]
     if isinstance(source, Whole):
         table, destinations = source.table(0), plan.destinations
         if len(destinations):
@@ -121,25 +130,16 @@ def _pairs(plan: LoadPlan) -> Iterator[tuple[int, int]]:
     return zip(plan.destinations.chunks.tolist(), plan.destinations.pointers.tolist(), strict=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _WholeDestination:
+def _of_chunk(plan: LoadPlan, chunk: int, pointer: int) -> BoxDestination:
     """Memory for all of a chunk."""
-
-    chunk: int
-    shape: tuple[int, ...]
-    pointer: int
-    strides: tuple[int, ...]
-    item_bytes: int
-
-
-def _of_chunk(plan: LoadPlan, chunk: int, pointer: int) -> _WholeDestination:
     info = plan.chunks.info(chunk)
     size = item_bytes = info.nbytes // max(int(np.prod(info.sizes, dtype=np.int64)), 1)
     strides = []
     for count in reversed(info.sizes):
         strides.append(size)
         size *= count
-    return _WholeDestination(chunk, info.sizes, pointer, tuple(reversed(strides)), item_bytes)
+    whole = Box((0,) * len(info.sizes), info.sizes)
+    return BoxDestination(chunk, whole, pointer, tuple(reversed(strides)), item_bytes, plan.destinations.owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Piece:
     number: int
     stored: Box
     box: LocalBox
-    wanted: _WholeDestination | PartDestination
+    wanted: BoxDestination | PartDestination
 
     def runs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Offsets in the chunk, addresses and lengths."""
@@ -158,14 +158,13 @@ class _Piece:
         return sources, targets + self.wanted.pointer, lengths
 
 
-def _pieces(source: Source, wanted: Iterable[_WholeDestination | PartDestination], rank: int) -> Iterator[_Piece]:
+def _pieces(source: Source, wanted: Iterable[BoxDestination | PartDestination], rank: int) -> Iterator[_Piece]:
     """Boxes of tensors, wherever and in what parts they are stored."""
     for one in wanted:
         if isinstance(one, PartDestination):
             boxes: Iterable[LocalBox] = local_boxes(one.sharded.shape, one.sharded.layout, rank)
         else:
-            nothing = (0,) * len(one.shape)
-            boxes = [LocalBox(Box(nothing, one.shape), nothing)]
+            boxes = [LocalBox(one.box, (0,) * len(one.box.sizes))]
         for box in (part for whole in boxes for part in _rows_of(whole)):
             for holder, number, stored in source.pieces(one.chunk, box.box):
                 yield _Piece(holder, number, stored, box, one)

@@ -22,10 +22,11 @@ from tierload.engine.company import company_of
 from tierload.engine.inventory import Inventory, find_info
 from tierload.engine.job import place
 from tierload.engine.loading import Source, Whole, fill, table_of
+from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import own_keys, plan_bind, plan_load
+from tierload.state import Outline, own_keys, plan_bind, plan_load
 from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, ShardInfo, VerifyReport
 
 __all__ = ["OpenStore", "Which"]
@@ -147,7 +148,7 @@ class OpenStore:
                 warnings.warn(
                     f"{self.path}: loading commit {whole.id[:12]} (step {whole.step}), since newer ones are damaged: "
                     f"{skipped}. `tierload rollback` makes it the head",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return whole
         return head
@@ -283,27 +284,13 @@ class OpenStore:
         here, ranks = place()
         holders: set[tuple[int, ...]] = set()  # of tensors in the target
         try:
-            with self._lock:
-                if step is None and commit is None and tag is None:
-                    found = self._newest_whole()
-                else:
-                    found = self._view().find(step=step, commit=commit, tag=tag)
-                manifest = self._manifest(found)
-            source: Source
-            whole = None
-            if found.ranks == 1:
-                source = Whole(found, manifest)
-                document, chunks = manifest.state.tobytes(), source.table(0).chunks
-            else:
-                source = Shards(found, partial(self._manifest, found), rank=here if rank is None else rank, ranks=ranks)
-                whole = source.whole
-                document, chunks = whole.document, whole.chunks
+            source = self._source(step, commit, tag, here if rank is None else rank, ranks)
             if into is None:
-                plan = plan_load(document, chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
+                plan = plan_load(source.document, source.chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
             else:
                 plan = plan_bind(
-                    document,
-                    chunks,
+                    source.document,
+                    source.chunks,
                     into,
                     strict=strict,
                     cast=cast,
@@ -311,7 +298,7 @@ class OpenStore:
                     types=types,
                     allow_pickle=allow_pickle,
                     holders=holders,
-                    whole=whole,
+                    whole=source.whole,
                 )
         except BaseException as error:
             company = company_of(self.settings, together, holders)
@@ -324,6 +311,40 @@ class OpenStore:
         else:
             company.fill(source, plan, self._threads)
         return plan.finish()
+
+    def reader(
+        self,
+        *,
+        step: int | None = None,
+        commit: str | Commit | None = None,
+        tag: str | None = None,
+        types: Sequence[type] = (),
+        allow_pickle: bool = False,
+        rank: int | None = None,
+    ) -> CommitReader:
+        """What a commit (the head) holds, without its bytes, and with what is needed to read parts of it. The options
+        are those of ``load``.
+
+        Raises:
+            CorruptStore: Its metadata is damaged.
+        """
+        self._wait_for_background()
+        here, ranks = place()
+        source = self._source(step, commit, tag, here if rank is None else rank, ranks)
+        outline = Outline(source.document, source.chunks, types=types, allow_pickle=allow_pickle)
+        return CommitReader(source, outline, threads=self._threads, rank=here)
+
+    def _source(self, step: int | None, commit: str | Commit | None, tag: str | None, rank: int, ranks: int) -> Source:
+        """A commit's shards, and its state as ``rank`` of ``ranks`` sees it."""
+        with self._lock:
+            if step is None and commit is None and tag is None:
+                found = self._newest_whole()
+            else:
+                found = self._view().find(step=step, commit=commit, tag=tag)
+            manifest = self._manifest(found)
+        if found.ranks == 1:
+            return Whole(found, manifest)
+        return Shards(found, partial(self._manifest, found), rank=rank, ranks=ranks)
 
     def _wait_for_background(self) -> None:
         """What a writer has begun is part of what there is to load; a reader sees what was durable when it opened."""

@@ -10,7 +10,7 @@ from tierload.engine.loading import table_of
 from tierload.errors import CorruptStore
 from tierload.layout import ManifestTable
 from tierload.plan import holders, overlap
-from tierload.state import StoredTensor, WholeState, read_documents
+from tierload.state import StoredTensor, read_documents
 from tierload.types import Box, Commit
 
 __all__ = ["Shards", "stored_boxes"]
@@ -31,7 +31,8 @@ class Shards:
         self._tables: dict[int, ManifestTable] = {}
         owner = rank % commit.ranks
         own = None if owner == 0 else self.manifest(owner).state.tobytes()
-        self.whole: WholeState = read_documents(self.manifest(0).state.tobytes(), own, owner)
+        self.whole = read_documents(self.manifest(0).state.tobytes(), own, owner)
+        self.document, self.chunks = self.whole.document, self.whole.chunks
         if ranks != commit.ranks and ranks > 1 and self.whole.own:
             keys = ", ".join(self.whole.own[:5]) + (" and more" if len(self.whole.own) > 5 else "")
             _log.warning(

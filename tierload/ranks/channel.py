@@ -161,7 +161,8 @@ class Channel:
 
         As a rule its process holds the key-value store, so an answer that was not read is lost with it.
         """
-        self._ledger.await_readers(self._pause[0])
+        if self._ledger.await_readers(self._pause[0]):
+            self._ledger.clear()
 
     # ---- rank 0 ----------------------------------------------------------------------------------------------------
     def _lead(

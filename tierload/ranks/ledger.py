@@ -10,7 +10,8 @@ which stay:
 * ``answer/<position>``: what rank 0 made of it; ``read/<position>``: how many have read that.
 * ``post/<position>``: what rank 0 said without asking.
 
-Rank 0 removes them when every rank has come to a later round.
+Rank 0 removes them when every rank has come to a later round, or has read the last answer before it closes; then the
+parts and the other ranks' lives too, which only it looks at.
 """
 
 from __future__ import annotations
@@ -175,15 +176,25 @@ class Ledger:
         with suppress(StoreUnreachable):  # rank 0 had no need to wait for this one
             self._board.add(self._key("read", self._round), 1)
 
-    def await_readers(self, pause: float) -> None:
-        """Waits until all have read the last answer, at most some seconds."""
+    def await_readers(self, pause: float) -> bool:
+        """Waits until all have read the last answer, at most some seconds; whether they have."""
         if self._unread is None:
-            return
+            return False
         (counter, seconds), self._unread = self._unread, None
         until = time.monotonic() + seconds
         with suppress(StoreUnreachable):  # then nobody can read it any more
-            while self._board.add(counter, 0) < self._ranks - 1 and time.monotonic() < until:
+            while (read := self._board.add(counter, 0)) < self._ranks - 1 and time.monotonic() < until:
                 time.sleep(pause)
+            return read == self._ranks - 1
+        return False
+
+    def clear(self) -> None:
+        """Rank 0 removes what only it would still look at: a job may open thousands of channels one by one."""
+        with suppress(StoreUnreachable):
+            while self._old:
+                self._board.delete(*self._old.popleft())
+            for rank in range(1, self._ranks):
+                self._board.delete(f"part/{rank}", f"life/{rank}")
 
     def _count(self, amount: int) -> State:
         counted = self._board.add(self._key("state", self._round), amount)

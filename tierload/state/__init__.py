@@ -10,6 +10,7 @@ from tierload.state.keys import ROOT
 from tierload.state.memory import NO_CHUNKS
 from tierload.state.modules import is_stateful
 from tierload.state.nodes import tag_of
+from tierload.state.outline import Outline, Unread, Wanted
 from tierload.state.plan import LoadPlan, plan_load
 from tierload.state.registry import register_type
 from tierload.state.rng import RNG
@@ -27,8 +28,11 @@ __all__ = [
     "Folder",
     "Listed",
     "LoadPlan",
+    "Outline",
     "StoredTensor",
     "Unit",
+    "Unread",
+    "Wanted",
     "WholeState",
     "cut",
     "flatten",

@@ -23,7 +23,7 @@ from tierload.state.scalars import sized
 if TYPE_CHECKING:
     from tierload.state.reader import Reader
 
-__all__ = ["DECODERS"]
+__all__ = ["DECODERS", "read_optimizer"]
 
 Decoding = Generator[tuple[object, Path], object, object]
 
@@ -228,7 +228,7 @@ def _object(reader: Reader, node: object, content: Any, path: Path) -> Decoding:
     reader.opened(node, True)
     if type(content) is dict and "optimizer" in content:
         _, optimizer = fields_of(content, "type", "optimizer")
-        value = yield from _optimizer(reader, optimizer, path)
+        value = yield from read_optimizer(reader, optimizer, path)
     else:
         _, state = fields_of(content, "type", "state")
         value = yield state, path.inner()
@@ -257,7 +257,7 @@ def _compound(reader: Reader, node: object, content: Any, path: Path) -> Decodin
     return value
 
 
-def _optimizer(reader: Reader, content: object, path: Path) -> Decoding:
+def read_optimizer(reader: Reader, content: object, path: Path) -> Decoding:
     """An optimizer in the form of torch's ``state_dict()``."""
     node = optimizer_node(reader, content, path)
     groups = yield node.groups

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Sequence
 
-__all__ = ["DEPTH_MAX", "ROOT", "KeyFilter", "OtherKey", "Part", "Path", "element_text", "literal"]
+__all__ = ["DEPTH_MAX", "ROOT", "KeyFilter", "OtherKey", "Part", "Path", "element_text", "literal", "unescaped"]
 
 DEPTH_MAX = 500
 """Levels of nesting that a state may have, on writing and on reading."""
@@ -142,6 +142,13 @@ def element_text(element: object) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(text: str) -> str:
+    """The text that an element of a key stands for, where it stands for text."""
+    if text == "~3":
+        return ""
+    return text.replace("~2", "#").replace("~1", "/").replace("~0", "~")
 
 
 _MAGIC = re.compile(r"[*?\[]")

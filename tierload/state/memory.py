@@ -15,7 +15,7 @@ from tierload import _native
 from tierload.errors import CorruptStore, UnsupportedValue
 from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
 from tierload.state.tensors import TORCH
-from tierload.types import ChunkInfo, ChunkTable, Destinations, PartDestination
+from tierload.types import BoxDestination, ChunkInfo, ChunkTable, Destinations, PartDestination
 
 __all__ = ["NO_CHUNKS", "Memory"]
 
@@ -148,7 +148,9 @@ class Memory:
         return array
 
     def destinations(
-        self, direct: Sequence[tuple[int, torch.Tensor]] = (), parts: Sequence[PartDestination] = ()
+        self,
+        direct: Sequence[tuple[int, torch.Tensor]] = (),
+        parts: Sequence[PartDestination | BoxDestination] = (),
     ) -> Destinations:
         """Where the bytes of the chunks go that have been asked for or bound, and those that go to ``direct``; and the
         ``parts`` of chunks."""

@@ -29,9 +29,10 @@ from tierload.state.texts import bytes_of, parse
 from tierload.state.views import TensorView, read_view, whole_chunk
 from tierload.types import ChunkTable
 
-__all__ = ["Reader"]
+__all__ = ["PENDING", "Reader"]
 
-_PENDING = object()
+PENDING = object()
+"""What a step gives that has put a generator onto the stack."""
 
 Decoding = Generator[tuple[object, Path], object, object]
 
@@ -83,6 +84,14 @@ class Reader:
         self.ready = True
         self._objects.clear()
 
+    def restart(self) -> None:
+        """Nothing has been decoded: what is from now on gets memory of its own."""
+        self.memory = Memory(self.memory.chunks)
+        self.ready = self.late = False
+        self.users = defaultdict(list)
+        for known in (self._views, self._made, self._tied, self._objects):
+            known.clear()
+
     def release(self) -> None:
         """Nothing will be decoded any more: let go of the document."""
         self.root = None
@@ -113,7 +122,7 @@ class Reader:
             value = self._step(node, path, stack)
             while stack:
                 try:
-                    node, path = stack[-1].send(None if value is _PENDING else value)
+                    node, path = stack[-1].send(None if value is PENDING else value)
                 except StopIteration as stop:
                     stack.pop()
                     value = stop.value
@@ -220,7 +229,7 @@ class Reader:
         if decode is None:
             raise CorruptStore(f"the state document has an unknown tag {tag!r:.40}")
         stack.append(decode(self, node, content, path))
-        return _PENDING
+        return PENDING
 
     def _number(self) -> list[object]:
         """All containers that references count, in writing order."""

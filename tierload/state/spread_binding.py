@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tierload.state.bind import Binder
 
-__all__ = ["bind_spread", "fill_if_alike", "fresh_for", "matching_view"]
+__all__ = ["bind_spread", "copy_into", "fill_if_alike", "fresh_for", "matching_view"]
 
 
 def bind_spread(binder: Binder, live: DTensor, node: object, path: Path, *, module: bool = False) -> bool:
@@ -99,7 +99,7 @@ def _fill(binder: Binder, live: DTensor, local: torch.Tensor, view: TensorView, 
     if not (view.whole and view.shape == memory.row(view.chunk)[0].sizes):
         # A view of something larger, which is all read.
         stored = view.data(memory)
-        binder.actions.append(lambda: _copy(local, _slice(stored, live)))
+        binder.actions.append(lambda: copy_into(local, _slice(stored, live)))
         return
     plain = local.is_cpu and local.dtype is view.row.torch and not local.is_neg() and not local.is_conj()
     part = local if plain and not view.conj and not view.neg else torch.empty(local.shape, dtype=view.row.torch)
@@ -108,7 +108,7 @@ def _fill(binder: Binder, live: DTensor, local: torch.Tensor, view: TensorView, 
         strides = tuple(step * size for step in part.stride())
         binder.parts.append(PartDestination(view.chunk, whole, part.data_ptr(), strides, size, part))
     if part is not local:
-        binder.actions.append(lambda: _copy(local, view.marked(part)))
+        binder.actions.append(lambda: copy_into(local, view.marked(part)))
     else:
         binder.touched.append(local)
 
@@ -123,7 +123,8 @@ def _slice(stored: torch.Tensor, live: DTensor) -> torch.Tensor:
     return part
 
 
-def _copy(local: torch.Tensor, source: torch.Tensor) -> None:
+def copy_into(local: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy elements, converted where dtypes differ."""
     row = BY_DTYPE[local.dtype]
     with torch.no_grad():
         if row.is_shell:

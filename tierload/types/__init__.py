@@ -15,11 +15,20 @@ from tierload.types.commits import (
 )
 from tierload.types.meshes import Box, Layout, Mesh, Placement, Sharded
 from tierload.types.progress import LiveSave, LiveStatus, SaveProgress
-from tierload.types.tensors import ChunkInfo, ChunkTable, Destinations, FlatState, LoadReport, PartDestination
+from tierload.types.tensors import (
+    BoxDestination,
+    ChunkInfo,
+    ChunkTable,
+    Destinations,
+    FlatState,
+    LoadReport,
+    PartDestination,
+)
 
 __all__ = [
     "Balance",
     "Box",
+    "BoxDestination",
     "Change",
     "ChunkInfo",
     "ChunkTable",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tierload.errors import CorruptStore
-from tierload.types.meshes import Sharded
+from tierload.types.meshes import Box, Sharded
 
 if TYPE_CHECKING:  # the command's help must not wait for numpy
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport", "PartDestination"]
+__all__ = ["BoxDestination", "ChunkInfo", "ChunkTable", "Destinations", "FlatState", "LoadReport", "PartDestination"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,19 @@ class PartDestination:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BoxDestination:
+    """Memory for one box of a chunk. ``strides``, in bytes, are those of a tensor of the box's sizes, from ``pointer``
+    on; ``item_bytes`` those of an element."""
+
+    chunk: int
+    box: Box
+    pointer: int
+    strides: tuple[int, ...]
+    item_bytes: int
+    owner: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Destinations:
     """Where a load puts bytes: all of chunk ``chunks[i]`` go to ``pointers[i]``, valid while ``owners`` is alive.
 
@@ -141,7 +154,7 @@ class Destinations:
     chunks: npt.NDArray[np.int64]
     pointers: npt.NDArray[np.uint64]
     owners: object
-    parts: Sequence[PartDestination] = ()
+    parts: Sequence[PartDestination | BoxDestination] = ()
 
     def __len__(self) -> int:
         return len(self.chunks)
