@@ -75,6 +75,9 @@ test-native: build
 	build/release/native/tierload_tests
 	tests/crash/run.sh smoke
 
+# More threads than cores would wait for one another, spinning.
+test-python test-slow: export OMP_NUM_THREADS = 1
+
 test-python: build
 	$(PY) -m pytest -q -n 3
 

@@ -29,7 +29,7 @@ def table_of(manifest: _native.Manifest) -> ManifestTable:
 
 
 class Source(Protocol):
-    """A commit's shards, and which of them hold what; its state, by its document and its tensors as whole ``chunks``."""
+    """A commit's shards, and which of them hold what; its state, by its document and tensors as whole ``chunks``."""
 
     commit: Commit
     document: bytes
