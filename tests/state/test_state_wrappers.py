@@ -229,6 +229,23 @@ def test_extra_state_and_versions_through_wrappers():
         assert (norm.count, norm.version) == (5, 2)
 
 
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, nn.DataParallel, lambda one: compiled(checkpoint_wrapper(one))])
+def test_extra_state_of_the_module_in_a_wrapper(wrap):
+    class Counting(nn.Linear):
+        count = 0
+
+        def get_extra_state(self):
+            return self.count
+
+        def set_extra_state(self, count):
+            self.count = count
+
+    saved, inside = Counting(2, 2), Counting(2, 2)
+    saved.count = 5
+    bind(save({"m": saved}), {"m": wrap(inside)})
+    assert inside.count == 5
+
+
 def test_b45_ties_stay_on_meta_in_wrappers():
     reference = TinyLM()
     saved = save({"m": reference})

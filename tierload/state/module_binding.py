@@ -20,7 +20,7 @@ from tierload.state.nodes import tag_of
 from tierload.state.sharding import is_spread, like
 from tierload.state.spread_binding import fresh_for, matching_view
 from tierload.state.stored_names import StoredNames
-from tierload.state.wrappers import CHECKPOINT_MODULE
+from tierload.state.wrappers import CHECKPOINT_MODULE, bare_module
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -85,7 +85,7 @@ def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path)
         for name in _matching(binder, rest, stored, path, renames=False):
             place, inner = stored[name]
             if name.rpartition(".")[2] == "_extra_state":
-                holder = live.get_submodule(names.own(name).rpartition(".")[0])
+                holder = bare_module(live.get_submodule(names.own(name).rpartition(".")[0]))
                 binder.plain(inner, place, holder.set_extra_state)
             else:
                 binder.tensor(own[name], inner, place, None, module=True)
