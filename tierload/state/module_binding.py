@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from tierload.errors import KeyMismatch
 from tierload.state.compound_binding import is_handed_over
@@ -137,7 +138,7 @@ def _hand_over(
                 binder.loaded.append(place)
                 names.append(name)
             continue
-        if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t":
+        if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t" and not is_lazy(own[name]):
             view = binder.matching_view(own[name], node, place)
             if view is None:
                 continue
