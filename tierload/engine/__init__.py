@@ -4,5 +4,6 @@ from tierload.engine.guards import Guard, guard, guarded
 from tierload.engine.job import place, saves_together
 from tierload.engine.pending import PendingSave
 from tierload.engine.store import Store
+from tierload.engine.values import tags_of
 
-__all__ = ["Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together"]
+__all__ = ["Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together", "tags_of"]

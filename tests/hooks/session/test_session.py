@@ -213,6 +213,18 @@ def test_what_was_logged_for_a_save_that_was_skipped_is_for_the_next_one(store: 
     assert metrics(store)[2] == {"of1": 1, "of2": 2}
 
 
+def test_a_save_that_was_asked_for_is_not_skipped(store: Path) -> None:
+    """A tag would name another step."""
+    settings = tierload.Settings(on_busy="skip", bandwidth_cap_mbps=1, compression="off")
+    data = torch.zeros(100_000)
+    with Session(store, every=1, settings=settings, data=data) as run:
+        for step in run.steps(4):
+            data += 1
+            if step == 3:
+                run.save(tags=["asked"])
+    assert tierload.load(store, tag="asked")["data"][0] == 3  # type: ignore[index]
+
+
 # -- what it takes
 
 
@@ -258,6 +270,13 @@ def test_a_session_is_for_inside_of_with(store: Path) -> None:
         session.__enter__()
     with session as run:  # again: it goes on
         assert [*run.steps(1)] == [1]
+
+
+def test_one_text_is_not_many_tags(store: Path) -> None:
+    with Session(store, every=1, state={}) as run:
+        for save in (run.save, lambda tags: tierload.save({}, store, tags=tags)):
+            with pytest.raises(InvalidRequest, match=r"use a list: \['best'\]"):
+                save(tags="best")
 
 
 @pytest.mark.parametrize("n", [2.5, "2"])

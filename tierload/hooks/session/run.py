@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tierload import api
 from tierload.catalog import parse_best
-from tierload.engine import Store, place
+from tierload.engine import Store, place, tags_of
 from tierload.errors import InvalidRequest, TierloadError
 from tierload.hooks.session.keeping import Keeping, Retention
 from tierload.hooks.session.loaders import Batches
@@ -227,7 +227,7 @@ class Session:
 
     def save(self, *, tags: Sequence[str] = ()) -> None:
         """Asks for a commit of this step, when it ends; outside of a loop it is made now, and durable."""
-        self._tags = (*self._tags, *tags)
+        self._tags = (*self._tags, *tags_of(tags))
         self._due = True
         if self._loop is None:
             self._check_whole()
@@ -272,9 +272,11 @@ class Session:
         if durable:
             store.save(self._state, step=self.step, metrics=metrics, tags=self._tags)
         else:
+            if self._due and store.settings.on_busy == "skip":
+                store.wait()  # what was asked for, with its tags, is this step and no later one
             pending = store.async_save(self._state, step=self.step, metrics=metrics, tags=self._tags)
             if pending.skipped:
-                return  # what was logged and asked for is for the next one
+                return  # what was logged is for the next one
             if self._keeping is not None:
                 self._keeping.saved(pending)
         self._metrics, self._tags, self._due = {}, (), False
