@@ -174,7 +174,7 @@ def open(
     store = Store(path, mode=mode, settings=settings, take_over=take_over)
     if mode == "w":
         with _lock:
-            _writers[_name(path)] = store
+            _keep(path, store)
     return store
 
 
@@ -219,10 +219,16 @@ def _writer(path: str | os.PathLike[str], settings: Settings | None) -> Store:
             store = None
         if store is None:
             store = Store(path, mode="w", settings=settings)
-            _writers[_name(path)] = store
+            _keep(path, store)
         elif settings is not None:
             store.settings = settings
         return store
+
+
+def _keep(path: str | os.PathLike[str], store: Store) -> None:
+    for name in [name for name, held in _writers.items() if held.closed]:
+        del _writers[name]  # it has memory and a file descriptor as long as it is known
+    _writers[_name(path)] = store
 
 
 def _let_go(store: Store) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,18 @@ def test_closing(store: Path) -> None:
     with tierload.open(store) as reader:
         assert reader.recorded() == {"a": 1}, "closing makes it durable"
     assert in_child(lambda: tierload.save(state_of(2), store, step=2).commit.step, seconds=30).value == 2
+
+
+def test_stores_that_were_closed_are_let_go(ram: Path) -> None:
+    """Each had a descriptor and its memory until the process ended."""
+    known = []
+    for number in range(3):
+        with tierload.open(ram / str(number), mode="w") as writer:
+            known.append(weakref.ref(writer))
+            writer.save(state_of(1))
+    del writer
+    gc.collect()
+    assert [store() is None for store in known[:-1]] == [True, True], "but the last one"
 
 
 def test_loading_after_the_writer_was_closed(store: Path) -> None:

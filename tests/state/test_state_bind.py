@@ -201,6 +201,26 @@ def test_tuples_are_filled_and_their_values_left():
     assert caught.value.missing == ("pair/#2",)
 
 
+def test_dataclasses_and_deques_of_plain_values_are_filled_in_place():
+    @dataclasses.dataclass
+    class Progress:
+        best: float = 0.0
+        seen: list[int] = dataclasses.field(default_factory=list)
+
+    frozen = dataclasses.make_dataclass("Frozen", ["x"], frozen=True)
+    saved = save({"p": Progress(0.5, [1]), "q": collections.deque([3, 1, 2]), "f": frozen(1)})
+    progress, recent = Progress(), collections.deque([0], maxlen=2)
+    into = {"p": progress, "q": recent, "f": frozen(0)}
+    bind(saved, into)
+    assert into == {"p": Progress(0.5, [1]), "q": collections.deque([1, 2]), "f": {"x": 1}}
+    assert into["p"] is progress
+    assert into["q"] is recent
+    with pytest.raises(KeyMismatch) as caught:
+        bind(save({"p": {"best": 1.0}}), {"p": progress})
+    assert caught.value.missing == ("p/seen/#0",)
+    assert progress.best == 0.5
+
+
 @dataclasses.dataclass
 class Holder:
     weight: torch.Tensor

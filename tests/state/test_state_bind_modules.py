@@ -348,3 +348,14 @@ def test_inference_tensors_and_no_grad():
     bind(save({"t": torch.ones(3)}), {"t": live})
     assert live.tolist() == [1, 1, 1]
     assert_tensor(load(save({"t": live}))["t"], torch.ones(3))
+
+
+def test_lazy_modules_take_the_shapes_that_are_stored():
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+    saved, live = lazy().eval(), lazy().eval()
+    saved(torch.ones(2, 4))
+    bind(save({"m": saved}), {"m": live})
+    assert equal_modules(saved, live)
+    assert torch.equal(live(torch.ones(1, 4)), saved(torch.ones(1, 4)))

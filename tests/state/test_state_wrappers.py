@@ -13,6 +13,7 @@ from models import Renaming, Rotary, TinyLM
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from wrapping import WAYS, Net, compiled, fsdp1
 
 from tierload.errors import KeyMismatch
@@ -141,6 +142,26 @@ def test_names_that_are_one_without_wrappers():
     assert (model.weight == 5).all()
 
 
+@pytest.mark.parametrize("within", [lambda one: one, lambda one: nn.ModuleDict({"net": one})])
+def test_an_element_with_others_beside_it_is_no_wrapper(within):
+    """What a submodule has would go into the module around it."""
+    stored = within(nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)}))
+    live = nn.Linear(2, 2)
+    live.head = nn.Linear(2, 2)
+    before = copy.deepcopy(live.state_dict())
+    for saved in (save({"m": stored}), save({"m": stored.state_dict()})):
+        with pytest.raises(KeyMismatch, match=r"module\.weight"):
+            bind(saved, {"m": within(live)})
+    assert_alike(live.state_dict(), before)
+
+
+def test_averaged_weights_are_taken_into_the_bare_model():
+    averaged, live = AveragedModel(nn.Linear(2, 2)), nn.Linear(2, 2)
+    report = bind(save({"m": averaged}), {"m": live}, strict=False)
+    assert report.unexpected == ("m/n_averaged",)
+    assert_alike(live.state_dict(), averaged.module.state_dict())
+
+
 def test_names_that_only_look_alike_do_not_swap():
     """The user's own `module` beside its equal: stored in a wrapper, one name of each is the other's without."""
     model = nn.ModuleDict({"fc": nn.Linear(2, 2), "module": nn.ModuleDict({"fc": nn.Linear(2, 2)})})
@@ -227,6 +248,23 @@ def test_extra_state_and_versions_through_wrappers():
         bind(stored, {"m": live})
         norm = bare_module(bare_module(live)["norm"])
         assert (norm.count, norm.version) == (5, 2)
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, nn.DataParallel, lambda one: compiled(checkpoint_wrapper(one))])
+def test_extra_state_of_the_module_in_a_wrapper(wrap):
+    class Counting(nn.Linear):
+        count = 0
+
+        def get_extra_state(self):
+            return self.count
+
+        def set_extra_state(self, count):
+            self.count = count
+
+    saved, inside = Counting(2, 2), Counting(2, 2)
+    saved.count = 5
+    bind(save({"m": saved}), {"m": wrap(inside)})
+    assert inside.count == 5
 
 
 def test_b45_ties_stay_on_meta_in_wrappers():

@@ -59,6 +59,12 @@ def test_the_last_good_and_the_best_of_the_line_stay(
     assert len([txid for txid in extra if not next(c for c in commits if c.txid == txid).source]) <= 2, "no others"
 
 
+def test_whole_numbers_of_any_size_are_finite() -> None:
+    entries = [Entry(1), Entry(2), Entry(3)]
+    commits = with_losses(entries, [10**400, -(10**400), NAN])  # type: ignore[list-item]
+    assert left(commits, entries, 1, "loss:max") == commits
+
+
 @seeded
 @given(st.lists(losses, min_size=1, max_size=12), st.integers(1, 3))
 def test_a_run_that_collects_after_every_save_has_them_for_ever(found: list[float | None], keep: int) -> None:

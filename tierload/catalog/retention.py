@@ -75,15 +75,19 @@ def _proven(line: Sequence[Commit], keep_best: str | None) -> set[int]:
     """The last good commit of the line, and the best one."""
     newest_first = sorted(line, key=lambda commit: -commit.txid)
     numbers = [(commit.txid, _numbers(commit)) for commit in newest_first]
-    good = (txid for txid, found in numbers if found and all(map(math.isfinite, found.values())))
+    good = (txid for txid, found in numbers if found and all(map(_is_finite, found.values())))
     kept = {txid for txid in (next(good, None),) if txid is not None}
     if keep_best is not None:
         metric, lower = parse_best(keep_best)
-        values = [(found[metric], txid) for txid, found in numbers if math.isfinite(found.get(metric, math.nan))]
+        values = [(found[metric], txid) for txid, found in numbers if _is_finite(found.get(metric, math.nan))]
         if values:
             best = (min if lower else max)(value for value, _ in values)
             kept.add(max(txid for value, txid in values if value == best))
     return kept
+
+
+def _is_finite(value: Real | float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)  # an int may be too large for a float
 
 
 def _numbers(commit: Commit) -> dict[str, Real]:

@@ -5,5 +5,16 @@ from tierload.engine.job import place, saves_together
 from tierload.engine.pending import PendingSave
 from tierload.engine.reading import CommitReader
 from tierload.engine.store import Store
+from tierload.engine.values import tags_of
 
-__all__ = ["CommitReader", "Guard", "PendingSave", "Store", "guard", "guarded", "place", "saves_together"]
+__all__ = [
+    "CommitReader",
+    "Guard",
+    "PendingSave",
+    "Store",
+    "guard",
+    "guarded",
+    "place",
+    "saves_together",
+    "tags_of",
+]

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tierload.errors import CorruptStore, InvalidRequest
 from tierload.state import NO_CHUNKS, flatten, plan_load
 
-__all__ = ["decode_recorded", "decode_value", "encode_meta", "encode_recorded", "meta_of", "metrics_of", "step_of"]
+__all__ = [
+    "decode_recorded",
+    "decode_value",
+    "encode_meta",
+    "encode_recorded",
+    "meta_of",
+    "metrics_of",
+    "step_of",
+    "tags_of",
+]
 
 _SCALARS = (bool, int, float, str)
 
@@ -74,6 +83,17 @@ def step_of(step: object) -> int | None:
     if number is None or not -(2**63) <= number < 2**63:
         raise InvalidRequest(f"step is {step!r}; use a whole number of 64 bits, or None")
     return int(number)
+
+
+def tags_of(tags: Sequence[str]) -> tuple[str, ...]:
+    """The tags of a commit.
+
+    Raises:
+        InvalidRequest: They are one text, which would be as many tags as it has letters.
+    """
+    if isinstance(tags, str):
+        raise InvalidRequest(f"tags is {tags!r}; use a list: [{tags!r}]")
+    return tuple(tags)
 
 
 def encode_meta(meta: dict[str, object]) -> bytes:

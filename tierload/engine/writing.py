@@ -192,7 +192,7 @@ class WritingStore(OpenStore):
         self._plan = plan
         if not self.together:
             _refuse_parts(flat)
-        return Draft(flat, plan, page_set(plan), step, meta, tuple(tags))
+        return Draft(flat, plan, page_set(plan), step, meta, values.tags_of(tags))
 
     def _committed(self, save: _native.Save, **record: Any) -> Commit:
         """The short part of a save, in which nobody else uses the catalog."""

@@ -37,7 +37,7 @@ from tierload.state.problems import Problems
 from tierload.state.reader import Reader
 from tierload.state.sharding import is_spread, ranks_of
 from tierload.state.stored_shapes import StoredShapes
-from tierload.state.targets import Put, is_filled, is_sequence
+from tierload.state.targets import Put, is_filled, is_mutable, is_sequence, refill
 from tierload.state.tensors import is_freed, is_plain_tensor, refusal
 from tierload.state.views import TensorView, whole_view
 from tierload.types import ChunkTable, LoadReport, PartDestination
@@ -350,10 +350,12 @@ class Binder:
             container_binding.bind_mapping(self, live, node, path)
         elif is_sequence(live) and is_filled(live):
             container_binding.bind_sequence(self, live, node, path)
-        elif dataclasses.is_dataclass(live) and not isinstance(live, type) and is_filled(live):
+        elif dataclasses.is_dataclass(live) and not isinstance(live, type) and (is_mutable(live) or is_filled(live)):
             container_binding.bind_fields(self, live, node, path)
         elif type(live) is list and type(node) is list:
             self.plain(node, path, lambda value: live.__setitem__(slice(None), value))
+        elif type(live) is collections.deque and tag == "deque":
+            self.plain(node, path, lambda value: refill(live, value))
         elif path.is_root():
             raise TypeError(f"into is a {type(live).__qualname__}; use a module, an optimizer or a container of them")
         else:

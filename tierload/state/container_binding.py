@@ -11,7 +11,7 @@ from tierload.state.keys import Path
 from tierload.state.members import entries
 from tierload.state.nodes import tag_of
 from tierload.state.registry import is_named_tuple
-from tierload.state.targets import Put, attribute_put, fields_of_target, item_put, leaves_of_target
+from tierload.state.targets import Put, attribute_put, fields_of_target, is_mutable, item_put, leaves_of_target
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -82,11 +82,11 @@ def bind_fields(binder: Binder, live: Any, node: object, path: Path) -> None:
         binder.mismatch("a dataclass", node, path)
         return
     stored = {name: (place, inner) for name, place, inner in entries(binder.reader, tag, content, path)}
-    frozen = type(live).__dataclass_params__.frozen
+    mutable = is_mutable(live)
     _bind_pairs(
         binder,
         [
-            (name, path.child(name), value, None if frozen else attribute_put(live, name))
+            (name, path.child(name), value, attribute_put(live, name) if mutable else None)
             for name, value in fields_of_target(live)
         ],
         stored,

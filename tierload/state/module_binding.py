@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from tierload.errors import KeyMismatch
 from tierload.state.compound_binding import is_handed_over
@@ -20,7 +21,7 @@ from tierload.state.nodes import tag_of
 from tierload.state.sharding import is_spread, like
 from tierload.state.spread_binding import fresh_for, matching_view
 from tierload.state.stored_names import StoredNames
-from tierload.state.wrappers import CHECKPOINT_MODULE
+from tierload.state.wrappers import CHECKPOINT_MODULE, bare_module
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -85,7 +86,7 @@ def bind_module(binder: Binder, live: torch.nn.Module, node: object, path: Path)
         for name in _matching(binder, rest, stored, path, renames=False):
             place, inner = stored[name]
             if name.rpartition(".")[2] == "_extra_state":
-                holder = live.get_submodule(names.own(name).rpartition(".")[0])
+                holder = bare_module(live.get_submodule(names.own(name).rpartition(".")[0]))
                 binder.plain(inner, place, holder.set_extra_state)
             else:
                 binder.tensor(own[name], inner, place, None, module=True)
@@ -137,7 +138,7 @@ def _hand_over(
                 binder.loaded.append(place)
                 names.append(name)
             continue
-        if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t":
+        if isinstance(own.get(name), torch.Tensor) and tag_of(node)[0] == "t" and not is_lazy(own[name]):
             view = binder.matching_view(own[name], node, place)
             if view is None:
                 continue

@@ -11,7 +11,7 @@ import torch
 
 from tierload.state.keys import Path
 from tierload.state.members import entries, nodes_of
-from tierload.state.wrappers import ADVICE, BareNames, has_wrapper_element, told, unwrapped
+from tierload.state.wrappers import ADVICE, BareNames, has_wrapper_element, told, unwrapped_module
 
 if TYPE_CHECKING:
     from tierload.state.bind import Binder
@@ -32,7 +32,7 @@ class StoredNames:
         if nodes is None:
             nodes = {key: node for key, _, node in entries(binder.reader, tag, content, path)}
         names = set(bare.values())
-        stored = {} if nodes.keys() == names else unwrapped([name for name in nodes if type(name) is str], names)
+        stored = {} if nodes.keys() == names else unwrapped_module([name for name in nodes if type(name) is str], names)
         self._own = {stored.get(name, name): raw for raw, name in bare.items()}
         self._stored = stored
         self._changed = bool(self.bare.wrappers or stored)

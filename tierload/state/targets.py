@@ -21,9 +21,11 @@ __all__ = [
     "attribute_put",
     "fields_of_target",
     "is_filled",
+    "is_mutable",
     "is_sequence",
     "item_put",
     "leaves_of_target",
+    "refill",
 ]
 
 Put = Callable[[Any], None]
@@ -43,6 +45,17 @@ def attribute_put(holder: Any, name: str) -> Put:
 def is_sequence(value: object) -> bool:
     """Whether ``value`` is a list, tuple or deque of values."""
     return isinstance(value, (list, tuple, collections.deque)) and type(value) is not torch.Size
+
+
+def refill(live: collections.deque[Any], values: collections.deque[Any]) -> None:
+    """Replace all elements of a deque."""
+    live.clear()
+    live.extend(values)
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether the fields of a dataclass can be set."""
+    return not value.__dataclass_params__.frozen
 
 
 def fields_of_target(value: Any) -> list[tuple[str, Any]]:

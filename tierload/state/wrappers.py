@@ -22,6 +22,7 @@ __all__ = [
     "has_wrapper_element",
     "told",
     "unwrapped",
+    "unwrapped_module",
     "wrapper_of",
 ]
 
@@ -161,6 +162,25 @@ def unwrapped(stored: Collection[str], own: Collection[str]) -> dict[str, str]:
     if not any(has_wrapper_element(name) for name in stored):
         return {}
     return {ours: theirs for ours, theirs in alike(stored, own).items() if _is_within(ours, theirs)}
+
+
+def unwrapped_module(stored: Collection[str], own: Collection[str]) -> dict[str, str]:
+    """The same for all the names of one module. The live module has nothing beside what is in a wrapper, so an element
+    beside which something stands that is loaded too is none."""
+    pairs = unwrapped(stored, own)
+    beside: dict[tuple[str, ...], set[str]] = collections.defaultdict(set)
+    for name in {*pairs.values(), *(set(stored) & set(own))} if pairs else ():
+        elements = name.split(".")
+        for at, element in enumerate(elements):
+            beside[(*elements[:at],)].add(element)
+    found = {}
+    for ours, theirs in pairs.items():
+        elements = theirs.split(".")
+        alone = [element for at, element in enumerate(elements) if len(beside[(*elements[:at],)]) == 1]
+        dropped = collections.Counter(elements) - collections.Counter(ours.split("."))
+        if dropped <= collections.Counter(alone):
+            found[ours] = theirs
+    return found
 
 
 def alike(stored: Collection[str], own: Collection[str]) -> dict[str, str]:

@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    ChainDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -65,6 +75,19 @@ class StatefulStream(IterableDataset[int]):
         self.given = state["given"]
 
 
+class Lengthless(Sampler[list[int]]):
+    """A sampler of batches that knows no length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SAMPLES).tolist()
+        for at in range(0, SAMPLES, BATCH):
+            yield order[at : at + BATCH]
+
+
+def of_batches(sampler: Sampler[int]) -> Any:
+    return StatefulDataLoader(Numbers(), batch_sampler=BatchSampler(sampler, BATCH, drop_last=False))
+
+
 class Eager(Sampler[int]):
     """Its order is drawn by ``iter``, and not by the first ``next``."""
 
@@ -80,7 +103,7 @@ def seeded() -> torch.Generator:
 
 
 def loader(dataset: Any = None, **options: Any) -> Any:
-    return StatefulDataLoader(dataset or Numbers(), BATCH, **options)
+    return StatefulDataLoader(Numbers() if dataset is None else dataset, BATCH, **options)
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -90,9 +113,13 @@ KINDS: dict[str, Callable[[], Any]] = {
     "torch's sampler": lambda: loader(sampler=RandomSampler(Numbers())),
     "torch's sampler with a generator": lambda: loader(sampler=RandomSampler(Numbers(), generator=seeded())),
     "a sampler that draws eagerly": lambda: loader(sampler=Eager()),
+    "a sampler of batches": lambda: of_batches(RandomSampler(Numbers())),
+    "a sampler of batches with a generator": lambda: of_batches(RandomSampler(Numbers(), generator=seeded())),
+    "a sampler without a length": lambda: StatefulDataLoader(Numbers(), batch_sampler=Lengthless()),
     "torch's sampler of a rank": lambda: loader(sampler=DistributedSampler(Numbers(), 2, 0)),
     "torchdata's sampler of a rank": lambda: loader(sampler=StatefulDistributedSampler(Numbers(), 2, 0)),
     "a stream": lambda: loader(Stream()),
+    "streams in a chain": lambda: loader(ChainDataset([Stream()])),
     "a stream with a state": lambda: loader(StatefulStream()),
     "workers": lambda: loader(shuffle=True, num_workers=2, generator=seeded()),
     "workers that stay": lambda: loader(shuffle=True, num_workers=2, persistent_workers=True, snapshot_every_n_steps=3),
@@ -162,6 +189,27 @@ def test_b86_another_loader_goes_on_from_an_epochs_end_alone(store: Path, change
     assert samples(found.values()) == [*range(len(other.dataset))]
 
 
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (BatchSampler(RandomSampler(Numbers()), 5, drop_last=False), "batch_size was 10 and is 5"),
+        (
+            BatchSampler(range(SAMPLES), BATCH, drop_last=False),
+            "sampler was 'BatchSampler of RandomSampler' and is 'BatchSampler of range'",
+        ),
+    ],
+)
+def test_b86_what_is_in_a_sampler_of_batches_counts(store: Path, other: BatchSampler, difference: str) -> None:
+    train(store, of_batches(RandomSampler(Numbers())), 4)
+    with pytest.raises(InvalidRequest, match=difference):
+        train(store, StatefulDataLoader(Numbers(), batch_sampler=other), 5)
+
+
+def test_a_sampler_in_a_sampler_of_batches_is_told_of_the_epoch(store: Path) -> None:
+    whole = train(store, of_batches(DistributedSampler(Numbers(), 1, 0)), 2 * EPOCH)
+    assert whole[1][0] != whole[EPOCH + 1][0]
+
+
 def test_a_loader_that_was_looked_into_before_begins_at_its_beginning(store: Path) -> None:
     looked = loader()
     next(iter(looked))
@@ -174,18 +222,37 @@ def test_batches_that_were_taken_past_the_session_are_noticed(store: Path) -> No
         next(iter(own))
         with pytest.raises(InvalidRequest, match=r"iterated over by itself; take its batches from run\.batches"):
             run.save()
+    with tierload.Session(store, every=1, loader=own) as run:
         batches = run.batches(own)
+        steps = run.steps(2)
+        next(steps)
         next(batches)
-        run.save()
         next(iter(own))
         with pytest.raises(InvalidRequest, match="is not after 1 batches of epoch 0"):
-            run.save()
+            next(steps)
+
+
+def test_batches_are_taken_in_steps(store: Path) -> None:
+    own = loader()
+    with tierload.Session(store, every=1, loader=own) as run:
+        batches = run.batches(own)
+        with pytest.raises(InvalidRequest, match="taken outside of a step"):
+            [*zip(batches, run.steps(3), strict=False)]  # the batch of a step before the step
+        assert [step for step, _ in zip(run.steps(3), batches, strict=False)] == [1, 2, 3]
+        with pytest.raises(InvalidRequest, match="taken outside of a step"):
+            next(batches)
+
+
+@dataclass
+class Holder:
+    inside: list[Any]
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no state": (lambda: DataLoader(Numbers()), "Use torchdata.stateful_dataloader.StatefulDataLoader"),
     "no order": (lambda: loader(num_workers=2, in_order=False), "use True"),
     "not by itself": (lambda: {"train": loader()}, "pass it as a part of its own"),
+    "in a dataclass": (lambda: Holder([loader()]), "pass it as a part of its own"),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import deque
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +213,18 @@ def test_what_was_logged_for_a_save_that_was_skipped_is_for_the_next_one(store: 
     assert metrics(store)[2] == {"of1": 1, "of2": 2}
 
 
+def test_a_save_that_was_asked_for_is_not_skipped(store: Path) -> None:
+    """A tag would name another step."""
+    settings = tierload.Settings(on_busy="skip", bandwidth_cap_mbps=1, compression="off")
+    data = torch.zeros(100_000)
+    with Session(store, every=1, settings=settings, data=data) as run:
+        for step in run.steps(4):
+            data += 1
+            if step == 3:
+                run.save(tags=["asked"])
+    assert tierload.load(store, tag="asked")["data"][0] == 3  # type: ignore[index]
+
+
 # -- what it takes
 
 
@@ -223,6 +237,7 @@ def test_what_was_logged_for_a_save_that_was_skipped_is_for_the_next_one(store: 
         ({"name": "run"}, r"name= is a str.*run\.log\(name="),
         ({"pair": (1, 2)}, "pair= is a tuple"),
         ({"nothing": None}, "nothing= is a NoneType"),
+        ({"fixed": make_dataclass("Fixed", ["x"], frozen=True)(1)}, "fixed= is a Fixed"),
         ({"keep": 0}, "keep is 0; use a number from 1 up"),
         ({"keep_every": 5}, "need keep"),
         ({"keep": 1, "keep_best": "loss"}, "which values are better"),
@@ -255,6 +270,66 @@ def test_a_session_is_for_inside_of_with(store: Path) -> None:
         session.__enter__()
     with session as run:  # again: it goes on
         assert [*run.steps(1)] == [1]
+
+
+def test_one_text_is_not_many_tags(store: Path) -> None:
+    with Session(store, every=1, state={}) as run:
+        for save in (run.save, lambda tags: tierload.save({}, store, tags=tags)):
+            with pytest.raises(InvalidRequest, match=r"use a list: \['best'\]"):
+                save(tags="best")
+
+
+@pytest.mark.parametrize("n", [2.5, "2"])
+def test_steps_are_whole(store: Path, n: Any) -> None:
+    with Session(store, every=1, state={}) as run, pytest.raises(InvalidRequest, match="whole number of steps"):
+        [*run.steps(n)]
+
+
+def test_two_sessions_do_not_share_a_store(store: Path) -> None:
+    with Session(store, every=1, state={}) as run:
+        for _ in run.steps(1):
+            with pytest.raises(InvalidRequest, match="another session of this process"), Session(store, every=1):
+                pass
+        run.save()
+    with Session(store, every=1, state={}) as run:
+        assert run.step == 1
+
+
+def test_a_loop_that_is_closed_late_does_not_end_another(store: Path) -> None:
+    session = Session(store, every=1, state={})
+    with session as run:
+        left = run.steps(9)
+        next(left)
+    with session as run:
+        for step in run.steps(2):
+            if step == 1:
+                with pytest.raises(InvalidRequest, match="the session of this loop has ended"):
+                    next(left)
+            run.save(tags=[f"of {step}"])
+    assert saved(store) == [1, 2]
+
+
+@dataclass
+class Progress:
+    best: float = 0.0
+    history: list[float] = field(default_factory=list)
+
+
+def test_parts_are_filled_in_place(store: Path) -> None:
+    def parts() -> dict[str, Any]:
+        return {"deque": deque([1.0], maxlen=3), "progress": Progress(), "nested": {"progress": Progress()}, "list": []}
+
+    before = parts()
+    with Session(store, every=1, **before) as run:
+        for _ in run.steps(1):
+            before["deque"].extend([2.0, 3.0, 4.0])
+            before["list"].append(5.0)
+            for each in (before["progress"], before["nested"]["progress"]):
+                each.best = 0.5
+                each.history.append(0.5)
+    after = parts()
+    with Session(store, every=1, **after):
+        assert after == before
 
 
 def test_b95_what_is_missing_or_not_wanted_is_named_when_it_resumes(store: Path) -> None:

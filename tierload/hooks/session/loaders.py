@@ -7,8 +7,9 @@ to its user is done here:
 * To begin an epoch draws from the process's random numbers. So an iterator is made at one place, when the epoch begins,
   and one that goes on in the midst of an epoch is made before the random states of the commit are set.
 * A sampler without ``state_dict`` is stepped to its position in an order that it draws anew: it has to find the random
-  states, and its generator, as they were when the epoch began. A generator that a loader was given goes on afterwards
-  from where it was, and not from where the epoch began.
+  states, and its generator, as they were when the epoch began (torchdata steps one that it takes from directly, as a
+  ``batch_sampler``, only with the next batch, when these are others). A generator that a loader was given goes on
+  afterwards from where it was, and not from where the epoch began.
 * What torchdata cannot find its position in, or finds wrongly, is read again from the beginning of the epoch: datasets
   without a state (it counts their batches twice, so that the next resume goes wrong), and samplers of the user's own
   that draw their order when ``iter`` is called (it calls that twice).
@@ -19,8 +20,9 @@ to its user is done here:
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -39,12 +41,14 @@ class Batches:
     """An iterator over a loader's batches without an end: after the last one of an epoch comes the first of the next.
 
     ``epoch`` is the current one, from 0: a sampler, batch sampler or dataset with ``set_epoch`` is told of it.
-    ``position`` is how many batches of it were given.
+    ``position`` is how many batches of it were given. Batches are given ``in_step`` only: one that is taken between two
+    steps would be in the commit of the one before, and used by none.
     """
 
     def __init__(self, name: str, loader: DataLoader[Any]) -> None:
         self.epoch = 0
         self.position = 0
+        self.in_step = False
         self._name = name
         self._loader: Any = loader
         self._iterator: Iterator[Any] | None = None  # None: the next batch begins the epoch
@@ -60,6 +64,11 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
+        if not self.in_step:
+            raise InvalidRequest(
+                f"a batch of {self._name} was taken outside of a step, so a resumed run would take it twice or never; "
+                "take it in the loop's body, as in `for step in run.steps(n): batch = next(batches)`"
+            )
         if self._iterator is not None:
             try:
                 return self._give(self._iterator)
@@ -110,7 +119,7 @@ class Batches:
             InvalidRequest: This loader cannot go on from where the other one was.
         """
         self._loader.load_state_dict({})  # torchdata's word for: whoever has iterated over it is done
-        self._iterator, self.epoch, self.position = None, 0, 0
+        self._iterator, self.epoch, self.position, self.in_step = None, 0, 0, False
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
             self._take_up(state)
@@ -146,10 +155,20 @@ class Batches:
         else:
             self._loader.load_state_dict(saved)
             self._iterator = iter(self._loader)
+            self._step_order()
         self._check_position("torchdata went on from elsewhere")
 
+    def _step_order(self) -> None:
+        """Draws the order now where torchdata has only noted how far to step; workers have had it drawn."""
+        iterator: Any = self._iterator
+        if self._loader.num_workers == 0 and isinstance(iterator._sampler_iter, itertools.islice):
+            order = iter(self._order)
+            for _ in range(self.position):
+                next(order)
+            iterator._sampler_iter = order
+
     def _set_epoch(self) -> None:
-        for each in (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset):
+        for each in (*self._samplers(), self._loader.dataset):
             told = getattr(each, "set_epoch", None)
             if callable(told):
                 told(self.epoch)
@@ -186,10 +205,10 @@ class Batches:
         loader = self._loader
         return {
             "num_workers": loader.num_workers,
-            "batch_size": loader.batch_size,
+            "batch_size": getattr(loader.batch_sampler, "batch_size", loader.batch_size),
             "number of ranks": place()[1],
-            "sampler": type(self._order).__qualname__,
-            "number of samples": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
+            "sampler": " of ".join(type(each).__qualname__ for each in _with_inner(self._order)),
+            "number of samples": _length(loader.dataset),
         }
 
     @property
@@ -200,12 +219,17 @@ class Batches:
 
     @property
     def _batches(self) -> int | None:
-        """Of an epoch; None where only the dataset knows."""
-        return None if isinstance(self._loader.dataset, IterableDataset) else len(self._loader)
+        """Of an epoch; None where only the dataset or a sampler knows."""
+        return None if isinstance(self._loader.dataset, IterableDataset) else _length(self._loader)
+
+    def _samplers(self) -> list[Any]:
+        """Each once, those in a sampler of batches too."""
+        both = (self._loader.sampler, self._loader.batch_sampler)
+        return list({id(each): each for sampler in both for each in _with_inner(sampler)}.values())
 
     def _generators(self) -> list[torch.Generator]:
         """Those that the loader was given; others are the process's own."""
-        found = [getattr(each, "generator", None) for each in (self._loader, self._loader.sampler)]
+        found = [getattr(each, "generator", None) for each in (self._loader, *self._samplers())]
         return [each for each in dict.fromkeys(found) if isinstance(each, torch.Generator)]
 
     def _generator_states(self) -> list[torch.Tensor]:
@@ -214,6 +238,21 @@ class Batches:
     def _set_generators(self, states: list[torch.Tensor]) -> None:
         for each, state in zip(self._generators(), states, strict=False):  # another kind may have others
             each.set_state(state)
+
+
+def _with_inner(sampler: Any) -> Iterator[Any]:
+    """A sampler, and the ones that it takes samples from."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def _length(of: Any) -> int | None:
+    """None where there is none, though there may be a ``__len__``: torch's loaders and chains ask what is in them."""
+    try:
+        return len(of)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _remembered(saved: dict[str, Any]) -> bool:

@@ -57,15 +57,18 @@ def guard_optimizers(state: Mapping[str, object]) -> None:
 
 def _is_fillable(part: object) -> bool:
     containers = (dict, list, collections.deque, np.ndarray, torch.Tensor, File, Folder)
-    mutable = dataclasses.is_dataclass(part) and not isinstance(part, type)
+    fields: Any = getattr(type(part), "__dataclass_params__", None)
+    mutable = fields is not None and not fields.frozen
     return isinstance(part, containers) or mutable or rng.kind_of(part) is not None or is_stateful(part)
 
 
 def _inside(part: object) -> Iterator[object]:
-    """A part, and what is in it where it is a dict or a list."""
+    """A part, and what is in it where it is a container or a dataclass."""
     yield part
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        part = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     if isinstance(part, Mapping):
         part = list(part.values())
-    if isinstance(part, (list, tuple)):
+    if isinstance(part, (list, tuple, collections.deque)):
         for inner in part:
             yield from _inside(inner)

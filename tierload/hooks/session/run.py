@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tierload import api
 from tierload.catalog import parse_best
-from tierload.engine import Store, place
+from tierload.engine import Store, place, tags_of
 from tierload.errors import InvalidRequest, TierloadError
 from tierload.hooks.session.keeping import Keeping, Retention
 from tierload.hooks.session.loaders import Batches
@@ -24,6 +26,9 @@ from tierload.state import RNG, rng
 from tierload.types import Commit
 
 __all__ = ["Session"]
+
+_in_use: weakref.WeakSet[Store] = weakref.WeakSet()
+"""A session closes its store, which a process has once: two of them cannot share it."""
 
 
 class Session:
@@ -80,7 +85,7 @@ class Session:
         self._metrics: dict[str, object] = {}
         self._tags: tuple[str, ...] = ()
         self._due = False
-        self._looping = False
+        self._loop: object = None  # the one that runs: a generator may be closed when another one does
         self._in_step = False  # its body runs, or was left in its middle
         self._stopping = Stopping(on_signal=on_signal == "save")
         self._prepared = False
@@ -96,9 +101,11 @@ class Session:
     def __enter__(self) -> Self:
         if self._store is not None:
             raise InvalidRequest(f"{self._path}: this session has begun already")
-        self.resumed, self._in_step, self._looping = None, False, False
+        self.resumed, self._in_step, self._loop = None, False, None
         self._metrics, self._tags, self._due = {}, (), False
         store = api.open(self._path, mode="w", settings=self._settings)
+        if store in _in_use:
+            raise InvalidRequest(f"{self._path}: another session of this process has not left its with block yet")
         try:
             self._resume(store)
             guard_optimizers(self._state)
@@ -110,6 +117,7 @@ class Session:
             store.close()
             raise
         self._store = store
+        _in_use.add(store)
         return self
 
     def _resume(self, store: Store) -> None:
@@ -133,8 +141,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping.rest()
+        self._end_loop()
         store, self._store = self._opened(), None
+        _in_use.discard(store)
         keeping, self._keeping = self._keeping, None
         try:
             if error is None:
@@ -160,23 +169,29 @@ class Session:
         or an exception saves nothing of the step that it was in.
 
         Raises:
-            InvalidRequest: An earlier loop was left in the midst of a step.
+            InvalidRequest: ``n`` is no whole number, or an earlier loop was left in the midst of a step.
         """
         self._opened()
+        try:
+            n = operator.index(n)
+        except TypeError:
+            raise InvalidRequest(f"steps({n!r}): use a whole number of steps") from None
         self._check_whole()
         self._stopping.watch()
-        self._looping = True
+        loop = self._loop = object()
         try:
             while self.step < n:
-                self._in_step = True
+                self._set_in_step(True)
                 yield self.step + 1
-                self._in_step = False
+                if self._loop is not loop:
+                    raise InvalidRequest(f"{self._path}: the session of this loop has ended")
+                self._set_in_step(False)
                 self._own["step"] += 1
                 if self._end_step(n):
                     break
         finally:
-            self._looping = False
-            self._stopping.rest()
+            if self._loop is loop:
+                self._end_loop()
         self._leave()
 
     def batches(self, loader: DataLoader[Any]) -> Batches:
@@ -212,15 +227,24 @@ class Session:
 
     def save(self, *, tags: Sequence[str] = ()) -> None:
         """Asks for a commit of this step, when it ends; outside of a loop it is made now, and durable."""
-        self._tags = (*self._tags, *tags)
+        self._tags = (*self._tags, *tags_of(tags))
         self._due = True
-        if not self._looping:
+        if self._loop is None:
             self._check_whole()
             self._save(durable=True)
 
     def stop(self) -> None:
         """Asks the loop to end after this step, with a commit. In a job it ends after the next one, on all ranks."""
         self._stopping.ask()
+
+    def _set_in_step(self, value: bool) -> None:
+        self._in_step = value
+        for loader in self._loaders:
+            loader.in_step = value
+
+    def _end_loop(self) -> None:
+        self._loop = None
+        self._stopping.rest()
 
     def _check_whole(self) -> None:
         if self._in_step:
@@ -248,9 +272,11 @@ class Session:
         if durable:
             store.save(self._state, step=self.step, metrics=metrics, tags=self._tags)
         else:
+            if self._due and store.settings.on_busy == "skip":
+                store.wait()  # what was asked for, with its tags, is this step and no later one
             pending = store.async_save(self._state, step=self.step, metrics=metrics, tags=self._tags)
             if pending.skipped:
-                return  # what was logged and asked for is for the next one
+                return  # what was logged is for the next one
             if self._keeping is not None:
                 self._keeping.saved(pending)
         self._metrics, self._tags, self._due = {}, (), False
