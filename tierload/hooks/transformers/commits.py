@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ __all__ = [
     "resumed",
     "trainer_state",
 ]
+
+_log = logging.getLogger(__name__)
 
 BEST = "best"
 """The tag of the commit with the best metric."""
@@ -129,7 +132,7 @@ def resumed(path: str, commit: Commit) -> Iterator[Resumed]:
         best = _best(store, state)
     state["best_model_checkpoint"] = path if best else None
     with tempfile.TemporaryDirectory(prefix="tierload-") as folder:
-        text = json.dumps(state, default=lambda value: value.item())  # logs may have numbers of numpy's
+        text = json.dumps(state, default=lambda value: value.tolist())  # logs may have numbers and arrays of numpy's
         (Path(folder) / _STATE_FILE).write_text(text, encoding="utf-8")
         yield Resumed(path, commit, best, folder, parts["rng"], parts["batches"])
 
@@ -167,9 +170,14 @@ def _best(store: Store, state: dict[str, Any]) -> Commit | None:
         return None
 
 
-def load_best(path: str, model: Any) -> None:
-    """Loads the weights of the best commit."""
-    load(path, tag=BEST, keys="model", into={"model": model})
+def load_best(path: str, model: Any, step: int) -> None:
+    """Loads the weights of the best commit, which is that of ``step``; without it the model stays as it is."""
+    with open_store(path) as store:
+        best = store.tags().get(BEST)
+    if best is None or best.step != step:
+        _log.warning("%s has no commit of step %s, the best one: the model keeps its last weights", path, step)
+        return
+    load(path, commit=best, keys="model", into={"model": model})
 
 
 def collect(store: Store, limit: int) -> None:
