@@ -236,16 +236,24 @@ def test_an_error_that_is_caught_leaves_no_save_under_way(tmp_path: Path) -> Non
     assert again._initial_global_step == 3
 
 
-def test_a_log_may_have_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
+def test_a_log_may_have_what_is_not_for_json(tmp_path: Path) -> None:
     class Logs(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            log = {"a": np.float32(1.5), "b": torch.tensor(2.0), "each": np.arange(2), "step": state.global_step}
-            state.log_history.append(log)
+            log = {
+                "a": np.float32(1.5),
+                "b": torch.tensor(2.0),
+                "each": np.arange(2),
+                "of": {3, 4},
+                "at": (tmp_path, 1j),
+            }
+            state.log_history.append(log | {"step": state.global_step})
 
     resume(make(tmp_path, store=tmp_path / "store", max_steps=3, callbacks=(Logs(),)))
     trainer = make(tmp_path, store=tmp_path / "store", max_steps=4)
     resume(trainer)
-    assert trainer.state.log_history[0] == {"a": 1.5, "b": 2.0, "each": [0, 1], "step": 1}
+    first = trainer.state.log_history[0]
+    assert first.pop("each").tolist() == [0, 1]
+    assert first == {"a": 1.5, "b": 2.0, "of": {3, 4}, "at": (1j,), "step": 1}
     with tierload.open(tmp_path / "store") as store:
         assert "a" not in store.head().metrics  # which are of what was logged since
 

@@ -27,7 +27,7 @@ __all__ = ["TierloadCallback", "TierloadMixin", "resume"]
 
 _OVERRIDDEN = (
     "_save _save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state "
-    "_load_best_model get_batch_samples store_flos train"
+    "_load_callback_state _load_best_model get_batch_samples store_flos train"
 ).split()
 
 _missing = [name for name in _OVERRIDDEN if not hasattr(Trainer, name)]
@@ -147,6 +147,12 @@ class TierloadMixin(_Base):  # type: ignore[misc]
             super()._load_rng_state(checkpoint)
         else:
             _keeper(self).set_generators()
+
+    def _load_callback_state(self) -> None:
+        resumed = _keeper(self).resumed
+        if resumed is not None:
+            resumed.complete(self.state)
+        super()._load_callback_state()
 
     def _load_best_model(self) -> None:
         keeper = _keeper(self)
