@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import tierload
 from tierload.hooks.dcp import Reader, Writer
 
 
@@ -55,6 +56,15 @@ class App:
         return loss.item()
 
 
+def saved(path: str) -> bool:
+    """Whether there is a commit; a run that was killed in its first save leaves a store without one."""
+    try:
+        with tierload.open(path) as store:
+            return store.head() is not None
+    except tierload.StoreNotFound:
+        return False
+
+
 def main(path: str, steps: int) -> None:
     """Train to a step."""
     group = None
@@ -62,7 +72,7 @@ def main(path: str, steps: int) -> None:
         dist.init_process_group("gloo")
         group = dist.new_group(backend="gloo")  # a save in the background must not speak over the training's group
     app = App()
-    if os.path.exists(path):
+    if saved(path):
         dcp.load({"app": app}, storage_reader=Reader(path))
         print(f"goes on after step {app.step}")
     pending = None

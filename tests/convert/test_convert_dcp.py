@@ -166,6 +166,10 @@ def _same_path(metadata: Any) -> None:
     metadata.planner_data["w"] = metadata.planner_data["b"]
 
 
+def _text_for_a_path(metadata: Any) -> None:
+    metadata.planner_data["w"] = "wx"
+
+
 def _huge_list(metadata: Any) -> None:
     metadata.planner_data["w"] = ("list", 10**9)
 
@@ -191,6 +195,7 @@ def _extended(metadata: Any) -> None:
         (_another_dtype, "no part of"),
         (_no_place, "does not say where"),
         (_same_path, "stands where another one does"),
+        (_text_for_a_path, "'w' has a str for a path"),
         (_huge_list, "some of which are missing"),
         (_strange, "neither a tensor nor a value"),
         (_code, "read safely: it names posix.system"),
@@ -228,6 +233,18 @@ def test_metadata_with_a_byte_changed_is_read_or_refused(tmp_path: Path) -> None
 def test_a_value_that_would_run_code_is_refused(tmp_path: Path) -> None:
     save({"config": Boom}, storage_writer=dcp.FileSystemWriter(tmp_path / "in"), no_dist=True)
     with pytest.raises(tierload.CorruptFile, match=r"'config'.*could run any code"):
+        tierload.import_state(tmp_path / "in", tmp_path / "store")
+
+
+def test_few_bytes_that_are_shown_many_times_are_refused(tmp_path: Path) -> None:
+    save({"w": torch.ones(3, 4)}, storage_writer=dcp.FileSystemWriter(tmp_path / "in"), no_dist=True)
+    path = tmp_path / "in" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    (info,) = metadata.storage_data.values()
+    torch.save(torch.ones(1).expand(3, 4), tmp_path / "in" / info.relative_path)
+    info.length = (tmp_path / "in" / info.relative_path).stat().st_size
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(tierload.CorruptFile, match="shows its bytes several times"):
         tierload.import_state(tmp_path / "in", tmp_path / "store")
 
 

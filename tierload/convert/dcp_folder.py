@@ -174,6 +174,8 @@ class _Data:
             part = self._load(MetadataIndex(fqn, offsets), fqn)
             if not isinstance(part, torch.Tensor) or tuple(part.shape) != sizes or part.dtype is not dtype:
                 raise CorruptFile(f"{where} has no part of {list(sizes)} {dtype} at {list(offsets)}")
+            if part.untyped_storage().nbytes() < part.nbytes:  # DCP writes none such, and a few bytes could fill memory
+                raise CorruptFile(f"{where} has a part at {list(offsets)} that shows its bytes several times")
             whole[tuple(slice(begin, begin + count) for begin, count in zip(offsets, sizes, strict=True))] = part
         return whole
 
@@ -227,7 +229,9 @@ def _nested(values: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, An
     """The state that keys were made from: where a path has numbers, there were lists."""
     root: dict[Any, Any] = {}
     for fqn, value in values.items():
-        container, path = root, tuple(paths[fqn])
+        container, path = root, paths[fqn]
+        if type(path) is not tuple:
+            raise CorruptFile(f"the key {fqn!r} has a {type(path).__name__} for a path")
         for element, following in pairwise(path):
             container = container.setdefault(element, _List() if type(following) is int else {})
             if type(container) is not (_List if type(following) is int else dict):

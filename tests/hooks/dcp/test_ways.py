@@ -167,6 +167,16 @@ def test_saves_in_the_background_have_the_values_of_their_calls(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_tensors_may_be_resized_between_saves_in_the_background(tmp_path: Path) -> None:
+    tensor = torch.zeros(100)
+    for step, size in enumerate((100, 5000, 10)):
+        tensor.resize_(size).fill_(step)
+        dcp.async_save({"w": tensor}, storage_writer=Writer(tmp_path / "store", step=step)).result()
+        found: Any = tierload.load(tmp_path / "store")
+        assert torch.equal(found["w"], tensor)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_save_in_the_background_that_fails_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
     future: Any = dcp.async_save({"w": torch.ones(2)}, storage_writer=Writer(tmp_path / "file"))

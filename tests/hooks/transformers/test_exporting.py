@@ -18,6 +18,7 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedTokenizerFast,
+    Trainer,
     default_data_collator,
 )
 
@@ -96,6 +97,20 @@ def test_any_commit_into_a_new_folder(tmp_path: Path) -> None:
     with pytest.raises(tierload.CommitNotFound):
         export(tmp_path / "store", tmp_path / "c", step=4)
     assert not (tmp_path / "c").exists()
+
+
+def test_weights_that_a_trainer_writes_by_itself_are_not_those_of_another_step(tmp_path: Path) -> None:
+    class Heads(Trainer):
+        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+            super()._save(output_dir, state_dict)
+            assert output_dir is not None
+            torch.save(self.model.lm_head.state_dict(), Path(output_dir) / "head.pt")
+            (Path(output_dir) / "labels.txt").write_text("a")
+
+    resume(make(tmp_path, Heads, store=tmp_path / "store", max_steps=6))
+    export(tmp_path / "store", tmp_path / "exported")
+    assert (tmp_path / "exported" / "labels.txt").read_text() == "a"
+    assert not (tmp_path / "exported" / "head.pt").exists()
 
 
 def test_a_model_that_transformers_has_no_class_for_keeps_its_names(tmp_path: Path) -> None:

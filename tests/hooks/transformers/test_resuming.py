@@ -48,6 +48,28 @@ def test_b84_batches_and_dropout_are_those_of_a_whole_run(tmp_path: Path, more: 
     assert rest.state.log_history[-1]["step"] == whole.state.max_steps
 
 
+class Peeks(TrainerCallback):
+    """Looks at samples while its trainer trains."""
+
+    trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        next(iter(self.trainer.get_train_dataloader()))
+
+
+def test_other_loaders_may_be_made_meanwhile(tmp_path: Path) -> None:
+    def resumed(folder: Path, *callbacks: TrainerCallback, **more: Any) -> Any:
+        peeks = Peeks()
+        peeks.trainer = make(folder, store=folder / "store", callbacks=(peeks, *callbacks), **more)
+        resume(peeks.trainer)
+        return peeks.trainer
+
+    whole = resumed(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        resumed(tmp_path, Fails(8))
+    assert losses(resumed(tmp_path)) == losses(whole)
+
+
 def test_is_transformers_own_run_where_that_can_go_on(tmp_path: Path) -> None:
     """Samples that are not drawn at random: its own checkpoints are exact, too, and all three runs are the same."""
     stock = make(tmp_path / "stock", callbacks=(Fails(8),), augment=False)
@@ -214,15 +236,24 @@ def test_an_error_that_is_caught_leaves_no_save_under_way(tmp_path: Path) -> Non
     assert again._initial_global_step == 3
 
 
-def test_a_log_may_have_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
+def test_a_log_may_have_what_is_not_for_json(tmp_path: Path) -> None:
     class Logs(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            state.log_history.append({"a": np.float32(1.5), "b": torch.tensor(2.0), "step": state.global_step})
+            log = {
+                "a": np.float32(1.5),
+                "b": torch.tensor(2.0),
+                "each": np.arange(2),
+                "of": {3, 4},
+                "at": tmp_path,
+            }
+            state.log_history.append(log | {"step": state.global_step})
 
     resume(make(tmp_path, store=tmp_path / "store", max_steps=3, callbacks=(Logs(),)))
     trainer = make(tmp_path, store=tmp_path / "store", max_steps=4)
     resume(trainer)
-    assert trainer.state.log_history[0] == {"a": 1.5, "b": 2.0, "step": 1}
+    first = trainer.state.log_history[0]
+    assert first.pop("each").tolist() == [0, 1]
+    assert first == {"a": 1.5, "b": 2.0, "of": {3, 4}, "at": tmp_path, "step": 1}
     with tierload.open(tmp_path / "store") as store:
         assert "a" not in store.head().metrics  # which are of what was logged since
 

@@ -68,6 +68,37 @@ def test_the_best_is_that_of_the_line_one_goes_on_with(tmp_path: Path) -> None:
         assert not opened.find(tag="best").superseded
 
 
+def test_the_best_is_not_skipped(tmp_path: Path) -> None:
+    """However busy the store is, and all that is not skipped is durable in the end."""
+    busy = tierload.Settings(on_busy="skip", bandwidth_cap_mbps=0.2)
+    trainer = make(tmp_path, callbacks=(TierloadCallback(tmp_path / "store", busy),), max_steps=9, **BEST)
+    resume(trainer)
+    assert trainer.state.best_global_step == 6  # it is saved right after that of step 3, and before that of step 9
+    with tierload.open(tmp_path / "store") as opened:
+        assert opened.find(tag="best").step == 6
+        assert opened.head().step == 6
+
+
+def test_without_the_best_the_last_weights_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save = writing.save_state
+
+    def fails_at_3(*args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step < 6:
+            raise tierload.StoreIOError(28, "No space left on device")
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(writing, "save_state", fails_at_3)
+    warns = TierloadCallback(tmp_path / "store", tierload.Settings(on_failure="warn"))
+    trainer = make(tmp_path, callbacks=(warns,), max_steps=9, greater_is_better=True, **BEST)
+    resume(trainer)
+    assert trainer.state.best_global_step == 3
+    assert "has no commit of step 3, the best one" in caplog.text
+    last: Any = tierload.load(tmp_path / "store", step=9, keys="model")
+    assert torch.equal(last["model"]["lm_head.weight"], trainer.model.lm_head.weight)
+
+
 def test_commits_say_what_was_logged(tmp_path: Path) -> None:
     trainer = make(tmp_path, store=tmp_path / "store", max_steps=6)
     resume(trainer)

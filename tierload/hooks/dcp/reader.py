@@ -44,7 +44,8 @@ class Reader(StorageReader):
     planner to say (``DefaultLoadPlanner(allow_partial_load=...)``).
 
     Raises:
-        StoreNotFound, CommitNotFound: There is none. (Errors of one rank come as DCP's ``CheckpointException`` on all.)
+        StoreNotFound, CommitNotFound: There is none. (Errors of one rank come as DCP's ``CheckpointException`` on all;
+            these two are text in it, for DCP makes an ``AssertionError`` of all that ``read_metadata`` raises.)
         KeyMismatch: Dtypes differ; all keys are named, and nothing was read.
         CorruptPage, CorruptStore: Damage, and where.
     """

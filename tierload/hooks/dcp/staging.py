@@ -40,7 +40,11 @@ def stage(state: dict[str, Any], path: str) -> dict[str, Any]:
     kept = _kept.setdefault(os.path.realpath(path), _Kept())
     if kept.last is not None and kept.last() is not None:  # a save still reads it
         return _Staged(DefaultStager(_PLAIN).stage(state))  # type: ignore[arg-type]
-    staged = _Staged(kept.stager.stage(state))  # type: ignore[arg-type]
+    try:
+        staged = _Staged(kept.stager.stage(state))  # type: ignore[arg-type]
+    except AssertionError:  # a tensor has been resized: torch's stager keeps memory of its first size for it
+        kept.stager = DefaultStager(_PLAIN)
+        staged = _Staged(kept.stager.stage(state))  # type: ignore[arg-type]
     kept.last = weakref.ref(staged)
     return staged
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,13 @@ __all__ = [
     "trainer_state",
 ]
 
+_log = logging.getLogger(__name__)
+
 BEST = "best"
 """The tag of the commit with the best metric."""
 
 _STATE_FILE = "trainer_state.json"
+_OPEN = ("log_history", "stateful_callbacks")  # its fields that callbacks put values of their own into
 _NEEDED = ("trainer_state", "rng", "batches", "scheduler")  # and model and optimizer, which are loaded in place
 
 
@@ -102,14 +107,20 @@ def find(path: str, which: Any) -> Commit | None:
 @dataclass(frozen=True)
 class Resumed:
     """A commit that is being resumed from, and the best one of its line. ``folder`` has its ``trainer_state.json``,
-    which transformers reads."""
+    which transformers reads; ``values`` are those of its fields that may hold what is not for JSON."""
 
     path: str
     commit: Commit
     best: Commit | None
     folder: str
+    values: dict[str, Any]
     rng: object
     batches: dict[str, Any] | None
+
+    def complete(self, state: TrainerState) -> None:
+        """Puts into a state, read from ``folder``, what is missing there."""
+        for name, value in self.values.items():
+            setattr(state, name, copy(value))  # it is added to, and may be resumed from once more
 
     def load(self, parts: dict[str, Any]) -> None:
         """Loads parts in place: all of them, or none and an error that lists every difference."""
@@ -129,9 +140,10 @@ def resumed(path: str, commit: Commit) -> Iterator[Resumed]:
         best = _best(store, state)
     state["best_model_checkpoint"] = path if best else None
     with tempfile.TemporaryDirectory(prefix="tierload-") as folder:
-        text = json.dumps(state, default=lambda value: value.item())  # logs may have numbers of numpy's
+        values = {name: state.pop(name) for name in _OPEN}
+        text = json.dumps(state, default=lambda value: value.item())  # the best metric may be a number of numpy's
         (Path(folder) / _STATE_FILE).write_text(text, encoding="utf-8")
-        yield Resumed(path, commit, best, folder, parts["rng"], parts["batches"])
+        yield Resumed(path, commit, best, folder, values, parts["rng"], parts["batches"])
 
 
 def _read(path: str, store: Store, commit: Commit) -> dict[str, Any]:
@@ -167,9 +179,14 @@ def _best(store: Store, state: dict[str, Any]) -> Commit | None:
         return None
 
 
-def load_best(path: str, model: Any) -> None:
-    """Loads the weights of the best commit."""
-    load(path, tag=BEST, keys="model", into={"model": model})
+def load_best(path: str, model: Any, step: int) -> None:
+    """Loads the weights of the best commit, which is that of ``step``; without it the model stays as it is."""
+    with open_store(path) as store:
+        best = store.tags().get(BEST)
+    if best is None or best.step != step:
+        _log.warning("%s has no commit of step %s, the best one: the model keeps its last weights", path, step)
+        return
+    load(path, commit=best, keys="model", into={"model": model})
 
 
 def collect(store: Store, limit: int) -> None:

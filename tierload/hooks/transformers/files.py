@@ -15,7 +15,7 @@ BASE = "base"
 """The folder, among the files of a model with adapters, of what its base has."""
 
 _ADAPTER = "adapter_config.json"
-_WEIGHTS = ("model*.safetensors", "adapter_model.safetensors", "training_args.bin")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")  # and pickles: what a subclass adds, too
 
 
 def files_of(trainer: Any) -> Folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -54,7 +55,7 @@ class Keeper:
     def fails(self, error: BaseException) -> None:
         """It ends with an error: what it has saved is durable before that goes on, for who catches it may resume."""
         try:
-            if self.pending is not None and not self.pending.skipped:
+            if self.pending is not None:
                 self.pending.result(progress=True)
         except TierloadError as failure:
             if failure is not error:
@@ -110,12 +111,16 @@ class Keeper:
             rng, batches = self._before_step or (RNG(), self._drawn())
             content |= commits.live_parts(trainer) | {"rng": rng, "batches": batches}
         metrics = commits.metrics_of(state.log_history[self._logged :])
-        self._logged = len(state.log_history)
         self._collect(trainer)
-        tags = (commits.BEST,) if best else ()
-        self.pending = async_save(
-            content, self.path, step=state.global_step, metrics=metrics, tags=tags, settings=self.settings
-        )
+        tags: tuple[str, ...] = ()
+        settings = self.settings
+        if best:
+            tags = (commits.BEST,)
+            if settings is not None and settings.on_busy == "skip":
+                settings = dataclasses.replace(settings, on_busy="wait")  # it is asked for again when training ends
+        pending = async_save(content, self.path, step=state.global_step, metrics=metrics, tags=tags, settings=settings)
+        if not pending.skipped:  # else what was logged is for the next one
+            self.pending, self._logged = pending, len(state.log_history)
 
     def _collect(self, trainer: Any) -> None:
         """Leaves ``save_total_limit`` commits: the newest, and the best in place of the oldest of them."""
@@ -126,5 +131,5 @@ class Keeper:
 
     def wait(self) -> None:
         """Returns when everything is durable; raises what went wrong."""
-        if self.pending is not None and not self.pending.skipped:
+        if self.pending is not None:
             self.pending.result()

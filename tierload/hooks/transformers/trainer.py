@@ -27,7 +27,7 @@ __all__ = ["TierloadCallback", "TierloadMixin", "resume"]
 
 _OVERRIDDEN = (
     "_save _save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state "
-    "_load_best_model get_batch_samples get_train_dataloader store_flos train"
+    "_load_callback_state _load_best_model get_batch_samples store_flos train"
 ).split()
 
 _missing = [name for name in _OVERRIDDEN if not hasattr(Trainer, name)]
@@ -49,17 +49,20 @@ class TierloadCallback(TrainerCallback):
 
     @property
     def pending(self) -> PendingSave | None:
-        """The newest save. A callback that changes weights between the steps does it inside its ``mutating()``."""
+        """The newest save that was not skipped. A callback that changes weights between the steps does it inside its
+        ``mutating()``."""
         return self._keeper.pending
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Refuses a trainer that would save by itself, and lets its optimizer wait for what is being copied."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuses a trainer that would save by itself, lets its optimizer wait for what is being copied, and notes what
+        batches are drawn with: those of this loader, for others may be made while it trains."""
         if not self._keeper.trains:
             raise InvalidRequest(
                 f"{self._keeper.path}: this trainer would not save here. Start it with "
                 "tierload.hooks.transformers.resume(trainer), or make its class of TierloadMixin and Trainer"
             )
-        self._keeper.guards(optimizer, len(state.log_history))
+        self._keeper.guards(kwargs["optimizer"], len(state.log_history))
+        self._keeper.draws(kwargs["train_dataloader"], skips=not args.ignore_data_skip)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What is saved from now on is of this step."""
@@ -114,12 +117,6 @@ class TierloadMixin(_Base):  # type: ignore[misc]
         finally:
             keeper.ends()
 
-    def get_train_dataloader(self) -> Any:
-        """As ever; it is noted what its batches are drawn with."""
-        loader = super().get_train_dataloader()
-        _keeper(self).draws(loader, skips=not self.args.ignore_data_skip)
-        return loader
-
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """As ever; where a save may come between this and the optimizer's step, it is noted what it has to save."""
         if self.args.enable_jit_checkpoint:
@@ -151,13 +148,19 @@ class TierloadMixin(_Base):  # type: ignore[misc]
         else:
             _keeper(self).set_generators()
 
+    def _load_callback_state(self) -> None:
+        resumed = _keeper(self).resumed
+        if resumed is not None:
+            resumed.complete(self.state)
+        super()._load_callback_state()
+
     def _load_best_model(self) -> None:
         keeper = _keeper(self)
         if self.state.best_model_checkpoint != keeper.path:
             super()._load_best_model()  # of a checkpoint that was resumed from
             return
         keeper.wait()
-        commits.load_best(keeper.path, self.model)
+        commits.load_best(keeper.path, self.model, self.state.best_global_step)
 
 
 def resume(trainer: Any, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Any:
