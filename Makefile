@@ -79,7 +79,7 @@ test-native: build
 test-python test-slow: export OMP_NUM_THREADS = 1
 
 test-python: build
-	$(PY) -m pytest -q -n 3
+	$(PY) -m pytest -q -n 4
 
 check: build ## ruff, mypy, import-linter, clang-format, stubs in sync
 	ruff check
@@ -96,7 +96,7 @@ format: $(VENV)/.stamp-package ## ruff and clang-format, in place
 	clang-format -i $(NATIVE_SOURCES)
 
 test-slow: build ## the tests that take minutes, or many ranks; not part of test
-	$(PY) -m pytest -q -n 3 -m slow tests
+	$(PY) -m pytest -q -n 4 -m slow tests
 
 crash: build ## the long crash tests: power cuts, kills, block logs, seeded mutants
 	@$(call apt,xfsprogs user-mode-linux dmsetup kmod)

@@ -44,7 +44,7 @@ def check(seen: list[dict[str, int]], floats: int) -> None:
         assert found[-1] - found[0] < bound, (name, found)
 
 
-@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_b14_hundreds_of_saves(store: Path, guarded: bool) -> None:
     check(run(store, 500, SMALL, guarded), SMALL)
 

@@ -188,3 +188,22 @@ def test_a_release_without_a_method_that_is_replaced_is_named(monkeypatch: pytes
     with pytest.raises(ImportError, match=r"has no _load_rng_state.*5\.24"):
         reload(trainer)
     assert trainer.TierloadCallback is TierloadCallback
+
+
+def test_a_method_that_is_not_called_any_more_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Own(Trainer):
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            raise AssertionError("not called")
+
+    trainer = make(tmp_path, store=tmp_path / "store")
+    trainer.__class__ = Own
+    resume(trainer)
+    assert "Own._save_checkpoint is not called for commits" in caplog.text
+    assert steps(tmp_path / "store")
+
+
+def test_a_trainer_has_one_store(tmp_path: Path) -> None:
+    trainer = make(tmp_path, store=tmp_path / "store")
+    trainer.add_callback(TierloadCallback(tmp_path / "other"))
+    with pytest.raises(tierload.InvalidRequest, match="2 TierloadCallbacks: give it one"):
+        resume(trainer)

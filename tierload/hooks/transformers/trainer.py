@@ -7,6 +7,7 @@ class does not have it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,14 @@ from tierload.types import Commit
 
 __all__ = ["TierloadCallback", "TierloadMixin", "resume"]
 
-_OVERRIDDEN = (
-    "_save _save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state "
-    "_load_callback_state _load_best_model get_batch_samples store_flos train"
-).split()
+_log = logging.getLogger(__name__)
 
-_missing = [name for name in _OVERRIDDEN if not hasattr(Trainer, name)]
+_REPLACED = (
+    "_save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state _load_best_model"
+).split()
+_USED = "_save _load_callback_state get_batch_samples store_flos train".split()
+
+_missing = [name for name in _REPLACED + _USED if not hasattr(Trainer, name)]
 if _missing:
     raise ImportError(
         f"the Trainer of transformers {transformers.__version__} has no {', '.join(_missing)}, which tierload's hook "
@@ -95,6 +98,7 @@ class TierloadMixin(_Base):  # type: ignore[misc]
         """
         keeper = _keeper(self)
         _refuse(self, trial)
+        _tell_replaced(type(self))
         commit = commits.find(keeper.path, resume_from_checkpoint)
         if commit is None:
             return self._train(keeper, None, resume_from_checkpoint, None, *args, **kwargs)
@@ -183,10 +187,11 @@ def resume(trainer: Any, *, step: int | None = None, commit: str | Commit | None
 
 
 def _keeper(trainer: Any) -> Keeper:
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, TierloadCallback):
-            return callback._keeper
-    raise InvalidRequest('this trainer has no TierloadCallback: give it callbacks=[TierloadCallback("runs/x")]')
+    found = [each for each in trainer.callback_handler.callbacks if isinstance(each, TierloadCallback)]
+    if len(found) != 1:
+        number = "no TierloadCallback" if not found else f"{len(found)} TierloadCallbacks"
+        raise InvalidRequest(f'this trainer has {number}: give it one, callbacks=[TierloadCallback("runs/x")]')
+    return found[0]._keeper
 
 
 def _resumed(trainer: Any, checkpoint: object) -> commits.Resumed | None:
@@ -205,3 +210,12 @@ def _refuse(trainer: Any, trial: object) -> None:
         raise InvalidRequest(
             f'hub_strategy="{args.hub_strategy.value}" pushes folders that are not written any more: use "end"'
         )
+
+
+def _tell_replaced(own: type) -> None:
+    """Says which methods of the user's own trainer are not called any more, since the mixin stands before it."""
+    line = own.__mro__[own.__mro__.index(TierloadMixin) + 1 : own.__mro__.index(Trainer)]
+    for cls in line:
+        for name in _REPLACED:
+            if name in vars(cls):
+                _log.warning("%s.%s is not called for commits: tierload's takes its place", cls.__qualname__, name)
