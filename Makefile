@@ -10,7 +10,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs demo test test-native test-python test-slow check format crash fuzz bench wheel clean
+.PHONY: help setup build stubs demo test test-native test-python test-slow test-gpu check format crash fuzz bench wheel clean
 
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -97,6 +97,9 @@ format: $(VENV)/.stamp-package ## ruff and clang-format, in place
 
 test-slow: build ## the tests that take minutes, or many ranks; not part of test
 	$(PY) -m pytest -q -n 4 -m slow tests
+
+test-gpu: ## the tests that need a CUDA device, with the python of PYTHON (a machine that has one rarely has this venv)
+	$(PYTHON) -m pytest -q -m gpu tests
 
 crash: build ## the long crash tests: power cuts, kills, block logs, seeded mutants
 	@$(call apt,xfsprogs user-mode-linux dmsetup kmod)
