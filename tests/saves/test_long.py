@@ -54,6 +54,7 @@ def test_b14_thousands_of_saves(store: Path) -> None:
     check(run(store, 5000, SMALL, True), SMALL // 10)
 
 
+@pytest.mark.slow
 def test_b14_saves_of_a_larger_state(store: Path) -> None:
     check(run(store, 60, LARGE, True), LARGE)
 

@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.parametrize(
     ("interrupt", "status", "newest"),
     [
-        ("exception@33", 1, 30),  # half a step is no commit
+        pytest.param("exception@33", 1, 30, marks=pytest.mark.slow),  # half a step is no commit
         ("sigterm@33", 128 + signal.SIGTERM, 33),
         ("kill_in_save@35", -signal.SIGKILL, 30),
     ],
