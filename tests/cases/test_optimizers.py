@@ -193,6 +193,24 @@ def test_b89_before_the_first_step(store: Path, make: Any) -> None:
     assert_alike(live.state_dict(), expected)
 
 
+def test_b87_a_history_over_all_parameters_needs_their_order(store: Path) -> None:
+    """LBFGS has one state, under its first parameter: in another order its vectors would belong to other elements."""
+    model = Two()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    optimizer.step(lambda: sum(p.square().sum() for p in model.parameters()))
+    tierload.save({"model": model, "optimizer": optimizer}, store)
+    let_go(store)
+    other = Two()
+    turned = torch.optim.LBFGS(list(other.parameters())[::-1])
+    with pytest.raises(tierload.KeyMismatch, match="optimizer: is a history over all parameters in their order"):
+        tierload.load(store, into={"model": other, "optimizer": turned})
+    tierload.load(store, into={"model": other, "optimizer": turned}, strict=False)
+    assert not turned.state
+    alike = torch.optim.LBFGS(other.parameters())
+    tierload.load(store, into={"model": other, "optimizer": alike})
+    assert_alike(alike.state_dict()["state"], optimizer.state_dict()["state"])
+
+
 # -- B90
 
 

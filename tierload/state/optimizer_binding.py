@@ -69,6 +69,10 @@ def bind_optimizer(binder: Binder, live: torch.optim.Optimizer, node: object, pa
     match = _Match(saved, groups)
     parameters = parameters_of(live)
     _match_parameters(binder, live, match, path)
+    moved = any(position != at for position, at in match.live_of.items())
+    if moved and saved.states and isinstance(live, torch.optim.LBFGS):
+        binder.problems.unexpected(path, "is a history over all parameters in their order, which the target has not")
+        return
     _match_groups(binder, live, match, path)
     states = _bind_states(binder, live, match, parameters)
     binder.reader.unfiltered(*saved.rest)  # checks it, and makes the memory that it needs
