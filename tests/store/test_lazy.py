@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tests.convert.convert_support import filled
 from tests.ranks.jobs import Shard, spread, whole
 from tests.ranks.world import results
 from tests.state.alike import assert_alike
-from tests.store.support import damage_byte, in_child
-from tests.store.test_bytes_read import MOST, needed, read_so_far, saved
+from tests.store.support import Child, damage_byte, in_child
+from tests.store.test_bytes_read import MOST, forget, needed, read_so_far, saved
 from tests.store.test_reading_parts import SETTINGS, odd_tensors
 from tierload.engine import Store
 from tierload.engine.loading import table_of
@@ -126,12 +127,13 @@ def test_models_and_optimizers_take_it_as_it_is(tmp_path: Path) -> None:
     assert_alike(read_all(its_optimizer.state_dict()), optimizer.state_dict())
 
 
-@pytest.mark.parametrize("view", ["plain", "turned", "rows", "conj"])
+@pytest.mark.parametrize("view", ["plain", "turned", "swapped", "rows", "conj"])
 def test_an_index_gives_what_it_gives_of_the_tensor(tmp_path: Path, view: str) -> None:
     base = torch.randn(40, 9, 3)
     tensor = {
         "plain": base,
         "turned": torch.randn(3, 9, 40).permute(2, 1, 0),
+        "swapped": torch.randn(40, 3, 9).transpose(1, 2),
         "rows": torch.randn(80, 9, 3)[::2],
         "conj": torch.randn(40, 9, 3, dtype=torch.complex64).conj(),
     }[view]
@@ -305,22 +307,49 @@ def test_a_forked_process_reads_on(tmp_path: Path) -> None:
     assert torch.equal(lazy["b"], tensors["b"])
 
 
+def test_a_forked_process_has_a_pin_of_its_own(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(5000), "b": torch.randn(5000)}
+    path = kept(tmp_path, tensors)
+    held: list[Any] = [tierload.load(path, lazy=True)]
+
+    def body(pipe: Connection) -> None:
+        for name in tensors:
+            pipe.send(torch.equal(held[0][name][1000:], tensors[name][1000:]))
+            pipe.recv()
+
+    with Child(body) as child:
+        assert child.hear() is True
+        held.clear()
+        with Store(path, mode="w", settings=SETTINGS) as store:
+            store.save({"c": 1})
+            assert store.collect(keep=1).pinned
+            assert child.ask("collected") is True
+            child.end()
+            assert not store.collect(keep=1).pinned
+
+
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
     def __init__(self, path: Path) -> None:
         self.state: Any = tierload.load(path, lazy=True)
+        self.state["read"].materialise()
 
     def __len__(self) -> int:
         return len(self.state["x"])
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        row: torch.Tensor = self.state["x"][index]
+        assert "not read" in repr(self.state["x"])
+        row: torch.Tensor = self.state["x"][index] + self.state["read"]
         return row
 
 
-def test_workers_of_a_data_loader_read_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_a_data_loader_read_rows(tmp_path: Path, start: str) -> None:
     rows = torch.randn(24, 50)
-    loader = torch.utils.data.DataLoader(Rows(kept(tmp_path, {"x": rows})), batch_size=6, num_workers=2)
-    assert torch.equal(torch.cat(list(loader)), rows)
+    data = Rows(kept(tmp_path, {"x": rows, "read": torch.ones(50)}))
+    workers = 2 if start == "fork" else 1
+    loader = torch.utils.data.DataLoader(data, batch_size=6, num_workers=workers, multiprocessing_context=start)
+    assert torch.equal(torch.cat(list(loader)), rows + 1)
+    assert "not read" in repr(data.state["x"])
 
 
 # How much is read
@@ -344,6 +373,18 @@ def test_a_slice_reads_its_pages_alone(disk: Path, compression: str) -> None:
     before = read_so_far()
     lazy["2"].materialise()
     assert read_so_far() - before <= MOST * 24 * page
+
+
+def test_a_slice_of_a_turned_tensor_reads_its_pages_alone(disk: Path) -> None:
+    path, turned = disk / "store", torch.randn(4096, 1024).t()
+    with Store(path, mode="w", settings=tierload.Settings(compression="off")) as store:
+        store.save({"t": turned})
+    forget(path)
+    lazy: Any = tierload.load(path, lazy=True)
+    before = read_so_far()
+    found = lazy["t"][:, 300:400]
+    assert 0 < read_so_far() - before <= 3 << 20
+    assert torch.equal(found, turned[:, 300:400])
 
 
 # Ranks

@@ -22,7 +22,7 @@ from tierload.engine.company import company_of
 from tierload.engine.inventory import Inventory, find_info
 from tierload.engine.job import place
 from tierload.engine.loading import Source, Whole, fill, table_of
-from tierload.engine.pinned import PinnedPages
+from tierload.engine.pinned import PinnedPages, pinned
 from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
@@ -282,7 +282,8 @@ class OpenStore:
         of their own; of a stored view of something, all of it is read. Shapes and dtypes are known without. Any other
         use reads the whole, once: ``materialise()`` is the tensor that a load gives. Other values are read at once, and
         so are tensors that are made of others (sparse, quantized, nested, subclasses). The commit stays readable until
-        all is read or gone, whatever becomes of this store; a forked process reads as long as its parent could.
+        all is read or gone, whatever becomes of the store, also for processes that are forked or sent lazy tensors
+        (workers of data loaders); a pickle, a copy and a save hold the values.
 
         Raises:
             KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
@@ -295,14 +296,17 @@ class OpenStore:
         self._wait_for_background()
         patterns = [keys] if isinstance(keys, str) else keys
         here, ranks = place()
+        if lazy:
+            whose = here if rank is None else rank
+            source = pinned(self._source(step, commit, tag, whose, ranks))
+            find = partial(_find_pinned, os.path.abspath(self.path), source.commit.id, whose, ranks)
+            pages = PinnedPages(source, find, self._threads, here)
+            lazily = plan_lazy(source.document, pages, keys=patterns, types=types, allow_pickle=allow_pickle)
+            pages.read(lazily)
+            return lazily.finish()
         holders: set[tuple[int, ...]] = set()  # of tensors in the target
         try:
             source = self._source(step, commit, tag, here if rank is None else rank, ranks)
-            if lazy:
-                pages = PinnedPages(source, self._threads, here)
-                lazily = plan_lazy(source.document, pages, keys=patterns, types=types, allow_pickle=allow_pickle)
-                pages.read(lazily)
-                return lazily.finish()
             if into is None:
                 plan = plan_load(source.document, source.chunks, keys=patterns, types=types, allow_pickle=allow_pickle)
             else:
@@ -438,6 +442,12 @@ class OpenStore:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
+
+
+def _find_pinned(path: str, commit: str, rank: int, ranks: int) -> Source:
+    """A commit for a process that knows no more than where it is."""
+    with OpenStore(path) as store:
+        return pinned(store._source(None, commit, None, rank, ranks))
 
 
 def _renew_locks() -> None:

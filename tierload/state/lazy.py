@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 
+from tierload.state.dtypes import BY_CODE
+from tierload.state.footprints import contiguous_strides
 from tierload.state.keys import KeyFilter, Path
 from tierload.state.lazy_index import Cutout, cutout_of
 from tierload.state.nodes import DROPPED, tag_of
@@ -18,7 +21,7 @@ from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.reader import Decoding, Reader
 from tierload.state.spread_binding import copy_into
 from tierload.state.views import TensorView
-from tierload.types import BoxDestination, ChunkTable, Destinations
+from tierload.types import Box, BoxDestination, ChunkTable, Destinations
 
 __all__ = ["LazyTensor", "Pages", "plan_lazy"]
 
@@ -66,16 +69,18 @@ class _Chunk:
             self._fill(Destinations(numbers, pointers, memory), key)
         return memory
 
-    def cut(self, cutout: Cutout, dtype: torch.dtype, key: str) -> torch.Tensor:
-        """Boxes of it, in new memory."""
-        target = torch.empty(cutout.sizes, dtype=dtype, device="cpu")
+    def cut(self, cutout: Cutout, order: Sequence[int], dtype: torch.dtype, key: str) -> torch.Tensor:
+        """Boxes of a tensor, in new memory; ``order`` are its dimensions as the chunk has them."""
+        laid = torch.empty([cutout.sizes[dim] for dim in order], dtype=dtype, device="cpu")
+        target = laid.permute([order.index(dim) for dim in range(len(order))])
         size = target.element_size()
-        strides = tuple(step * size for step in target.stride())
+        strides = tuple(step * size for step in laid.stride())
         parts, pointer = [], target.data_ptr()
         for box in cutout.boxes:
             if 0 not in box.sizes:
-                parts.append(BoxDestination(self.info.number, box, pointer, strides, size, target))
-                pointer += box.sizes[0] * strides[0] if strides else 0
+                turned = Box(*(tuple(numbers[dim] for dim in order) for numbers in box))
+                parts.append(BoxDestination(self.info.number, turned, pointer, strides, size, target))
+                pointer += box.sizes[0] * target.stride(0) * size if order else 0
         if parts:
             self._fill(Destinations(_NO_CHUNKS, _NO_POINTERS, (), parts), key)
         return target
@@ -98,10 +103,10 @@ class _Stored:
         return self.view.as_saved(self.view.over(self.chunk.memory(self.key)))
 
     def part(self, cutout: Cutout) -> torch.Tensor:
-        """Boxes of it, of the pages that hold them; of a view of something, that is all of it."""
-        view = self.view
-        if view.whole and view.shape == self.chunk.info.sizes:
-            return view.marked(self.chunk.cut(cutout, view.row.torch, self.key))
+        """Boxes of it, of the pages that hold them; where it is not all of its chunk, of all the chunk's."""
+        view, order = self.view, self._order()
+        if order is not None:
+            return view.marked(self.chunk.cut(cutout, order, view.row.torch, self.key))
         whole = view.over(self.chunk.read(self.key))
         target, at = torch.empty(cutout.sizes, dtype=view.row.torch, device="cpu"), 0
         for offsets, sizes in cutout.boxes:
@@ -110,6 +115,17 @@ class _Stored:
             copy_into(part, whole[tuple(slices)])
             at += sizes[0] if sizes else 0
         return target
+
+    def _order(self) -> list[int] | None:
+        """Its dimensions in the order in which the chunk has them, where it is the chunk but for their order."""
+        view, info = self.view, self.chunk.info
+        order = sorted(range(len(view.shape)), key=lambda dim: -view.stride[dim])
+        plain = contiguous_strides(info.sizes)
+        alike = (
+            BY_CODE[info.dtype] == view.row and not view.offset and tuple(view.shape[d] for d in order) == info.sizes
+        )
+        steps = zip((view.stride[dim] for dim in order), plain, info.sizes, strict=True) if alike else ()
+        return order if alike and all(step == own or size == 1 for step, own, size in steps) else None
 
 
 class LazyTensor(torch.Tensor):
@@ -206,6 +222,19 @@ def _plain(value: Any) -> Any:
     plain = [_plain(one) for one in value]
     changed = any(one is not other for one, other in zip(plain, value, strict=True))
     return type(value)(plain) if changed else value
+
+
+def _sent(lazy: LazyTensor) -> Any:
+    """How one goes to another process of multiprocessing: what has not been read is read over there."""
+    stored = lazy._stored
+    return (_itself, (lazy.materialise(),)) if stored is None else (LazyTensor, (stored,))
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+ForkingPickler.register(LazyTensor, _sent)
 
 
 class _LazyReader(Reader):
