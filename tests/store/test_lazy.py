@@ -19,7 +19,7 @@ import tierload
 from tests.convert.convert_support import filled
 from tests.ranks.jobs import Shard, spread, whole
 from tests.ranks.world import results
-from tests.state.alike import assert_alike
+from tests.state.alike import assert_alike, materialised
 from tests.store.support import Child, damage_byte, in_child
 from tests.store.test_bytes_read import MOST, forget, needed, read_so_far, saved
 from tests.store.test_reading_parts import SETTINGS, odd_tensors
@@ -57,17 +57,6 @@ INDICES: list[Any] = [
 ]
 
 
-def read_all(state: Any) -> Any:
-    """The state with what its lazy tensors are."""
-    if isinstance(state, LazyTensor):
-        return state.materialise()
-    if isinstance(state, dict):
-        for key, value in state.items():
-            state[key] = read_all(value)
-        return state
-    return type(state)(map(read_all, state)) if isinstance(state, (list, tuple)) else state
-
-
 def kept(folder: Path, state: object) -> Path:
     with Store(folder / "store", mode="w", settings=SETTINGS) as store:
         store.save(state)
@@ -101,7 +90,7 @@ def test_all_of_it_is_what_a_load_gives(tmp_path: Path) -> None:
     assert isinstance(lazy, dict)
     assert isinstance(lazy["model"]["0.weight"], LazyTensor)
     assert isinstance(lazy["optimizer"]["state"][0]["exp_avg"], LazyTensor)
-    assert_alike(read_all(lazy), right)
+    assert_alike(materialised(lazy), right)
 
 
 def test_models_and_optimizers_take_it_as_it_is(tmp_path: Path) -> None:
@@ -123,8 +112,8 @@ def test_models_and_optimizers_take_it_as_it_is(tmp_path: Path) -> None:
     for _ in range(2):
         step(model, optimizer)
         step(other, its_optimizer)
-    assert_alike(read_all(other.state_dict()), model.state_dict())
-    assert_alike(read_all(its_optimizer.state_dict()), optimizer.state_dict())
+    assert_alike(materialised(other.state_dict()), model.state_dict())
+    assert_alike(materialised(its_optimizer.state_dict()), optimizer.state_dict())
 
 
 @pytest.mark.parametrize("view", ["plain", "turned", "swapped", "rows", "conj"])
@@ -219,7 +208,7 @@ def test_copies_pickles_and_saves_hold_the_values(tmp_path: Path) -> None:
 def test_keys_and_targets(tmp_path: Path) -> None:
     path = kept(tmp_path, {"a": {"b": torch.ones(2), "c": torch.ones(3)}, "d": torch.ones(1)})
     found: Any = tierload.load(path, lazy=True, keys="a/b")
-    assert_alike(read_all(found), {"a": {"b": torch.ones(2)}})
+    assert_alike(materialised(found), {"a": {"b": torch.ones(2)}})
     with pytest.raises(tierload.KeyMismatch, match="'x'"):
         tierload.load(path, lazy=True, keys="x")
     for options in ({"into": {"d": torch.ones(1)}}, {"together": True}):
