@@ -107,12 +107,13 @@ def load(
     allow_pickle: bool = False,
     rank: int | None = None,
     together: bool | None = None,
+    lazy: bool = False,
 ) -> object:
     """Loads the newest commit (or that of a ``step``, ``commit`` id or ``tag``) and verifies every byte of it.
 
     Without ``into`` it returns the state; with it, modules, optimizers, tensors and dicts are filled in place and a
     ``LoadReport`` is returned. Where ``into`` has tensors that are spread over ranks, all of these have to call this
-    (``together``). See ``Store.load``.
+    (``together``). With ``lazy`` tensors are read when they are used, slices by page. See ``Store.load``.
 
     Raises:
         StoreNotFound, CommitNotFound, KeyMismatch, CorruptPage, CorruptStore: each says what, where and what to do.
@@ -121,7 +122,7 @@ def load(
         store = _held(path)
     options = {"step": step, "commit": commit, "tag": tag, "into": into, "strict": strict, "cast": cast}
     options |= {"keys": keys, "types": types, "allow_pickle": allow_pickle, "rank": rank}
-    options |= {"together": together}
+    options |= {"together": together, "lazy": lazy}
     if store is not None:
         return store.load(**options)  # type: ignore[arg-type]
     for _ in range(_ATTEMPTS):

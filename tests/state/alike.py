@@ -10,6 +10,8 @@ import struct
 import numpy as np
 import torch
 
+from tierload.state import LazyTensor
+
 _SHELL = re.compile(r"torch\.(u?int[1-7]|bits\w+)")  # no operator but view knows these
 
 
@@ -121,3 +123,14 @@ def assert_alike(got, want, where="state", seen=None) -> None:
             assert_alike(getattr(got, field.name), getattr(want, field.name), f"{where}.{field.name}", seen)
     else:
         assert got == want or (got != got and want != want), where
+
+
+def materialised(state):
+    """The state with what its lazy tensors are; dicts stay the same objects."""
+    if isinstance(state, LazyTensor):
+        return state.materialise()
+    if isinstance(state, dict):
+        for key, value in state.items():
+            state[key] = materialised(value)
+        return state
+    return type(state)(map(materialised, state)) if type(state) in (list, tuple) else state

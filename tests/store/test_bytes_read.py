@@ -24,11 +24,16 @@ def saved(path: Path, compression: str, tensors: int, nbytes: int) -> dict[str, 
     settings = Settings(compression=compression)  # type: ignore[arg-type]
     with tierload.Store(path, mode="w", settings=settings) as store:
         store.save(state)
+    forget(path)
+    return state
+
+
+def forget(path: Path) -> None:
+    """The kernel's copies of segments are dropped."""
     for segment in (path / "seg").iterdir():
         with segment.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return state
 
 
 def needed(store: tierload.Store, keys: set[str]) -> int:

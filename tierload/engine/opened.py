@@ -22,11 +22,12 @@ from tierload.engine.company import company_of
 from tierload.engine.inventory import Inventory, find_info
 from tierload.engine.job import place
 from tierload.engine.loading import Source, Whole, fill, table_of
+from tierload.engine.pinned import PinnedPages, pinned
 from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import Outline, own_keys, plan_bind, plan_load
+from tierload.state import Outline, own_keys, plan_bind, plan_lazy, plan_load
 from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, ShardInfo, VerifyReport
 
 __all__ = ["OpenStore", "Which"]
@@ -257,6 +258,7 @@ class OpenStore:
         allow_pickle: bool = False,
         rank: int | None = None,
         together: bool | None = None,
+        lazy: bool = False,
     ) -> object:
         """Loads a commit (the head) and verifies every byte of it: returns the state, or fills ``into`` in place and
         returns a ``LoadReport``.
@@ -275,13 +277,33 @@ class OpenStore:
         an error of one is raised on all of these. True: also without such a target, by all ranks of the job; False:
         this rank reads by itself.
 
+        ``lazy``: the state has a ``LazyTensor`` for each tensor, which is read, and verified, when it is used:
+        ``state["emb"][a:b]`` and ``state["emb"][rows]`` read the pages that they need and no others, and give a tensor
+        of their own; of a stored view of something, all of it is read. Shapes and dtypes are known without. Any other
+        use reads the whole, once: ``materialise()`` is the tensor that a load gives. Other values are read at once, and
+        so are tensors that are made of others (sparse, quantized, nested, subclasses). The commit stays readable until
+        all is read or gone, whatever becomes of the store, also for processes that are forked or sent lazy tensors
+        (workers of data loaders); a pickle, a copy and a save hold the values.
+
         Raises:
             KeyMismatch: ``into`` differs from what is stored: everything is listed, and nothing was changed.
             CorruptPage: A page is damaged; the error says where, and which keys of ``into`` had been overwritten.
+                Of a lazy tensor, it is raised by the use that needs the page.
+            InvalidRequest: ``lazy`` with ``into`` or ``together``.
         """
+        if lazy and (into is not None or together):
+            raise InvalidRequest("lazy=True reads tensors one by one when they are used: leave out into= and together=")
         self._wait_for_background()
         patterns = [keys] if isinstance(keys, str) else keys
         here, ranks = place()
+        if lazy:
+            whose = here if rank is None else rank
+            source = pinned(self._source(step, commit, tag, whose, ranks))
+            find = partial(_find_pinned, os.path.abspath(self.path), source.commit.id, whose, ranks)
+            pages = PinnedPages(source, find, self._threads, here)
+            lazily = plan_lazy(source.document, pages, keys=patterns, types=types, allow_pickle=allow_pickle)
+            pages.read(lazily)
+            return lazily.finish()
         holders: set[tuple[int, ...]] = set()  # of tensors in the target
         try:
             source = self._source(step, commit, tag, here if rank is None else rank, ranks)
@@ -420,6 +442,12 @@ class OpenStore:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
+
+
+def _find_pinned(path: str, commit: str, rank: int, ranks: int) -> Source:
+    """A commit for a process that knows no more than where it is."""
+    with OpenStore(path) as store:
+        return pinned(store._source(None, commit, None, rank, ranks))
 
 
 def _renew_locks() -> None:

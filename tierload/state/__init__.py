@@ -7,6 +7,7 @@ from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
 from tierload.state.keys import ROOT
+from tierload.state.lazy import LazyTensor, Pages, plan_lazy
 from tierload.state.memory import NO_CHUNKS
 from tierload.state.modules import is_stateful
 from tierload.state.nodes import tag_of
@@ -26,9 +27,11 @@ __all__ = [
     "Cut",
     "File",
     "Folder",
+    "LazyTensor",
     "Listed",
     "LoadPlan",
     "Outline",
+    "Pages",
     "StoredTensor",
     "Unit",
     "Unread",
@@ -44,6 +47,7 @@ __all__ = [
     "matching",
     "own_keys",
     "plan_bind",
+    "plan_lazy",
     "plan_load",
     "read_documents",
     "register_type",

@@ -18,6 +18,7 @@ from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
 from tierload.state.dtypes import BY_DTYPE, FLOATING, ITEM_SIZES
 from tierload.state.keys import DEPTH_MAX, ROOT, Path
+from tierload.state.lazy import LazyTensor
 from tierload.state.names import ParameterNames
 from tierload.state.pause import paused_collection
 from tierload.state.scalars import WRITERS, Unwritable, numpy_dtype
@@ -113,6 +114,7 @@ class _Writer:
             np.memmap: self._array,
             torch.Tensor: self._tensor,
             torch.nn.Parameter: self._tensor,
+            LazyTensor: lambda lazy, path: self._tensor(lazy.materialise(), path),
             files.File: self._file,
             files.Folder: self._folder,
             rng.RNG: rng.encode,

@@ -25,7 +25,7 @@ from tierload.state.spread_binding import copy_into
 from tierload.state.views import TensorView
 from tierload.types import Box, BoxDestination, ChunkTable
 
-__all__ = ["Outline", "Unread", "Wanted"]
+__all__ = ["NoMemory", "Outline", "Unread", "Wanted"]
 
 Wanted = tuple[torch.Tensor, Box, torch.Tensor]
 """A tensor of an outline, a box of it, and the tensor of the box's sizes that it is read into."""
@@ -47,18 +47,21 @@ class Unread:
         return f"<{self.path.text()}, not read>"
 
 
-class _NoMemory(Memory):
+class NoMemory(Memory):
     """Memory that is never made: every value of a container is asked for by itself."""
 
     def fill_dict(self, nodes: dict[str, Any], into: dict[str, Any]) -> list[tuple[str, object]]:
+        """All that is no scalar is left to the caller."""
         into.update(nodes)
         return [(key, node) for key, node in nodes.items() if type(node) not in SCALARS]
 
     def fill_list(self, nodes: list[Any], into: list[Any]) -> list[tuple[int, object]]:
+        """The same for a list."""
         into.extend(nodes)
         return [(index, node) for index, node in enumerate(nodes) if type(node) not in SCALARS]
 
     def fill_pairs(self, pairs: list[Any], into: Any) -> list[tuple[Any, object]] | None:
+        """Everything is left to the caller."""
         return None
 
 
@@ -77,7 +80,7 @@ class Outline(Reader):
         super().__init__(document, chunks, types=types, allow_pickle=allow_pickle)
         self._stored: dict[int, tuple[TensorView, Path, torch.Tensor]] = {}  # by the identity of the one on meta
         self._outlining = True
-        self.memory = self._rows = _NoMemory(chunks)  # it goes on to know the chunks that it has checked
+        self.memory = self._rows = NoMemory(chunks)  # it goes on to know the chunks that it has checked
         with paused_collection():
             self.state: Any = self.whole()
         self._outlining = False

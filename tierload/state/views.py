@@ -56,7 +56,10 @@ class TensorView(NamedTuple):
 
     def tensor(self, memory: Memory) -> torch.Tensor:
         """The tensor as the user saved it: parameter, gradient and all."""
-        tensor = self.data(memory)
+        return self.as_saved(self.data(memory))
+
+    def as_saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, the data of this view, as the parameter that was saved, or with its gradient."""
         if self.kind == "parameter":
             return torch.nn.Parameter(tensor, requires_grad=self.grad)
         return tensor.requires_grad_() if self.grad else tensor
