@@ -105,15 +105,16 @@ class Curvature:
             if reason:
                 _log.info("this model cannot be differentiated twice, radii are by finite differences: %s", reason)
                 self._kind = FiniteDifferences
-            self._proven = True
+            self._proven = reason is not None
         with _kernels(self._kind):
             products = self._kind(closure, self._model, [self._parameters[at] for at in positions])
             return {at: self._radius(products, place, at) for place, at in enumerate(positions)}
 
-    def _refutation(self, closure: Closure) -> str:
-        """Why the model cannot be differentiated twice; empty when it can. A kernel may say so, or let in silence
-        a part of the second derivative be missing: so one product is held against a difference of gradients
-        (but not in half precision, which has none).
+    def _refutation(self, closure: Closure) -> str | None:
+        """Why the model cannot be differentiated twice; empty when it can, None when the loss is no number.
+
+        A kernel may say so, or leave a part of the second derivative out in silence, so one product is held against a
+        difference of gradients (but not in half precision, where such a difference is noise).
         """
         parameters = [self._parameters[at] for at in self.measurable()]
         starts = [self._random(parameter) for parameter in parameters]
@@ -134,6 +135,8 @@ class Curvature:
             off, size, noise = (
                 float(torch.linalg.vector_norm(one)) for one in (product - difference, difference, gradient)
             )
+            if not math.isfinite(off + size + noise):
+                return None
             if off > _AGREEMENT * size + _NOISE * noise:
                 return f"a second derivative is {off:.3g} away from a difference of gradients of size {size:.3g}"
         return ""
