@@ -33,15 +33,20 @@ class _Steps:
             words, targets = (part[: max(batch // SUB_BATCH, 1)].clone() for part in self.text.next())
             closure = (lambda: self.model.loss(words, targets)) if metered == "audits" else None
             self.meter = HeatMeter(self.model, self.optimizer, closure=closure)
+            self.meter._clock = self.own_time
             self._watch_audits()
 
     def run(self, steps: int) -> None:
-        start = time.perf_counter()
+        self._began = time.perf_counter()
         for _ in range(steps):
             self.optimizer.zero_grad()
             self.model.loss(*self.text.next()).backward()
             self.optimizer.step()
-        self.seconds += time.perf_counter() - start
+        self.seconds = self.own_time()
+
+    def own_time(self) -> float:
+        """Seconds of this training, without those in which the others have their turn."""
+        return self.seconds + time.perf_counter() - self._began
 
     def _watch_audits(self) -> None:
         measure = self.meter._next_audit
@@ -62,7 +67,7 @@ def test_meter_beside_a_training(benchmark, scale, folder, keep):
         "heat-meter",
         "The heat meter beside a training",
         f"{steps} steps of a GPT of {shape.layers} layers and width {shape.width} with AdamW, batches of {batch}, in "
-        "turn without a meter, with one, and with one that measures radii on an eighth of a batch at the default share. "
+        "turn without a meter, with one, and with one that measures radii on an eighth of a batch (the default share). "
         f"Before it each has run {steps} steps. `audits` is the time in measurements as a part of all of that "
         "training's time; the next one waits until the last has come down to the share.",
         folder,

@@ -30,8 +30,8 @@ class HeatMeter:
     ``weights`` are those of gradient, radius and locality, and sum to 1. ``half_lives`` are in steps: of the gradient
     norms, and of the recent and the long average of accesses. Both can be set at any time. ``closure`` returns the loss
     of a fixed batch, with its graph; with it one parameter's Hessian radius after another is measured, whenever the
-    last measurement has come down to ``share`` of the training's time. An eighth of a batch does. It calls the bare
-    model, not DistributedDataParallel around it. Without it radii are a proxy, the second moments of Adam.
+    last measurement has come down to ``share`` of the time since, pauses included. An eighth of a batch does. It calls
+    the bare model, not DistributedDataParallel around it. Without it radii are a proxy, the second moments of Adam.
 
     ``parameters`` are those to follow, by name; as a rule the model's own. Tied ones are one, under each of their
     names. A state as the meter's ``state_dict`` can be a part of a commit.
