@@ -20,7 +20,7 @@ FOLDERS = ("tierload", "native", "tests", "bench", "examples")
 GENERATED = {PACKAGE / "_native.pyi"}
 
 # Python rooms that may import these directly; what stands above them gets it from them.
-TORCH_ROOMS = {"state", "engine", "api", "convert", "hooks", "cli"}
+TORCH_ROOMS = {"state", "heat", "engine", "api", "convert", "hooks", "cli"}
 NATIVE_ROOMS = {"engine", "catalog", "layout", "state"}
 
 # Native rooms, from the bottom: each may include those before it.

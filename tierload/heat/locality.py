@@ -1,0 +1,153 @@
+"""Locality of access: how often, and how early in a step, forward passes use each parameter; which rows of tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tierload.heat.averages import Average
+
+__all__ = ["Locality"]
+
+_TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+class _Recent:
+    """How often each of ``size`` things is used in a step: recently, and over a long time."""
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        self.short, self.long = Average(size, device), Average(size, device)
+
+    def update(self, seen: torch.Tensor, half_lives: tuple[float, float]) -> None:
+        for average, half_life in zip((self.short, self.long), half_lives, strict=True):
+            average.update(seen, half_life)
+
+    def mean(self) -> torch.Tensor:
+        return ((self.short.mean() + self.long.mean()) / 2).cpu()
+
+    def state_dict(self) -> dict[str, object]:
+        return {"short": self.short.state_dict(), "long": self.long.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.short.load_state_dict(state["short"])
+        self.long.load_state_dict(state["long"])
+
+
+class Locality:
+    """What hooks on the modules of a model see: their own parameters are used, in this order. Of embeddings the rows
+    are counted as well; of other tables those that ``touch`` is told.
+
+    Only passes with gradients count, and none inside of compiled code, where hooks are not seen: there a parameter
+    counts as used when it has a gradient.
+    """
+
+    def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._positions = {parameter: at for at, parameter in enumerate(parameters)}
+        self._recent = _Recent(len(parameters))
+        self._rows: dict[int, _Recent] = {}
+        self._seen_rows: dict[int, torch.Tensor] = {}  # of this step, 1 where seen
+        self._told: set[int] = set()  # tables whose rows the caller knows better than hooks do
+        self._order: list[int] = []  # of the last step that was seen
+        self._now: dict[int, None] = {}
+        self.paused = False
+        self._hooks = [
+            module.register_forward_pre_hook(_Watch(self, module))
+            for module in model.modules()
+            if any(parameter is not None for parameter in module._parameters.values())
+        ]
+
+    def remove(self) -> None:
+        """Takes the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def enter(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        """A module is about to run."""
+        if self.paused or not torch.is_grad_enabled():
+            return
+        for parameter in module._parameters.values():
+            at = None if parameter is None else self._positions.get(parameter)
+            if at is None:
+                continue
+            self._now.setdefault(at)
+            if isinstance(module, _TABLES) and inputs and isinstance(inputs[0], torch.Tensor):
+                self._see(at, inputs[0])
+            elif at in self._rows and at not in self._told:
+                self._seen_rows[at].fill_(1)  # a table that is also used as a whole, as a tied head does
+
+    def touch(self, at: int, rows: torch.Tensor) -> None:
+        """Rows of parameter number ``at``, and no others, are used in this step; the host waits for no device."""
+        self._told.add(at)
+        self._see(at, rows)
+
+    def _see(self, at: int, rows: torch.Tensor) -> None:
+        parameter = self._parameters[at]
+        if at not in self._rows:
+            self._rows[at] = _Recent(len(parameter), parameter.device)
+            self._seen_rows[at] = torch.zeros(len(parameter), device=parameter.device)
+        self._now.setdefault(at)
+        self._seen_rows[at].index_fill_(0, rows.detach().reshape(-1).to(parameter.device, torch.int64), 1)
+
+    def step(self, half_lives: tuple[float, float]) -> None:
+        """A step of the training ends."""
+        seen = [float(at in self._now or parameter.grad is not None) for at, parameter in enumerate(self._parameters)]
+        self._recent.update(torch.tensor(seen), half_lives)
+        for at, rows in self._seen_rows.items():
+            self._rows[at].update(rows, half_lives)
+            rows.zero_()
+        if self._now:
+            self._order = list(self._now)
+            self._now = {}
+
+    def next_uses(self) -> dict[int, int]:
+        """By position, how many others a step uses before that parameter; of those that the last step used."""
+        return {at: distance for distance, at in enumerate(self._order)}
+
+    def values(self) -> list[float]:
+        """Of each parameter, how often it is used in a step, times exp(-next use / uses of a step): with equal
+        frequency what comes first is more local."""
+        uses = self.next_uses()
+        return [
+            frequency * math.exp(-uses.get(at, 0) / max(len(uses), 1))
+            for at, frequency in enumerate(self._recent.mean().tolist())
+        ]
+
+    def rows(self, at: int) -> torch.Tensor | None:
+        """Of each row of a table, how often it is used in a step; None of parameters that are used as a whole."""
+        recent = self._rows.get(at)
+        return None if recent is None else recent.mean()
+
+    def state_dict(self) -> dict[str, object]:
+        """What was seen in whole steps."""
+        rows = {at: recent.state_dict() for at, recent in self._rows.items()}
+        told = sorted(self._told)
+        return {"recent": self._recent.state_dict(), "rows": rows, "told": told, "order": list(self._order)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from such a state."""
+        self._recent.load_state_dict(state["recent"])
+        self._rows, self._seen_rows, self._now = {}, {}, {}
+        for at, saved in state["rows"].items():
+            self._see(int(at), torch.empty(0))
+            self._rows[at].load_state_dict(saved)
+        self._now = {}
+        self._told = {int(at) for at in state["told"]}
+        self._order = [int(at) for at in state["order"]]
+
+
+class _Watch:
+    """The hook on one module. A copy of the module (an average of weights, a pickle) has one that sees nothing."""
+
+    def __init__(self, locality: Locality | None = None, module: torch.nn.Module | None = None) -> None:
+        self._locality, self._module = locality, module
+
+    def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling() and self._locality is not None and module is self._module:
+            self._locality.enter(module, inputs)
+
+    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
+        return _Watch, ()
