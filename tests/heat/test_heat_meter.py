@@ -159,9 +159,10 @@ def test_weights_and_half_lives_change_while_it_runs() -> None:
     assert training.meter.weights == (1, 0, 0)
 
 
-def test_audits_come_when_the_last_one_is_paid_for() -> None:
-    clock, audits = Clock(), []
-    training = Training(share=0.25)
+def audited() -> tuple[Training, Clock, list[int]]:
+    """A training whose closure takes a second of a clock, and the steps at which it was called."""
+    training, clock = Training(share=0.25), Clock()
+    audits: list[int] = []
 
     def closure() -> torch.Tensor:
         clock.now += 1
@@ -169,6 +170,11 @@ def test_audits_come_when_the_last_one_is_paid_for() -> None:
         return training.model.loss(WORDS[0])
 
     training.meter._closure, training.meter._clock = closure, clock
+    return training, clock, audits
+
+
+def test_audits_come_when_the_last_one_is_paid_for() -> None:
+    training, clock, audits = audited()
     for _ in range(60):
         training.step()
         clock.now += 1
@@ -177,15 +183,7 @@ def test_audits_come_when_the_last_one_is_paid_for() -> None:
 
 
 def test_a_long_pause_does_not_bring_many_audits() -> None:
-    clock, audits = Clock(), []
-    training = Training(share=0.25)
-
-    def closure() -> torch.Tensor:
-        clock.now += 1
-        audits.append(training.at)
-        return training.model.loss(WORDS[0])
-
-    training.meter._closure, training.meter._clock = closure, clock
+    training, clock, audits = audited()
     training.step(2)
     clock.now += 1000
     before = len(audits)

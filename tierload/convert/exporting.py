@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,18 +128,7 @@ def _export_torch(
         torch_file.write(loadable.state, path)
         torch_file.check(loadable.state, path)
         files = draft.publish(instead_of=old)
-    tensors, size, values, ties = tally(loadable.state)
-    return ConvertReport(
-        format=TORCH,
-        files=tuple(map(str, files)),
-        commit=commit,
-        tensors=tensors,
-        bytes=size,
-        values=values,
-        ties=ties,
-        changed=tuple(loadable.changed),
-        left_out=tuple(loadable.left_out),
-    )
+    return _report(TORCH, loadable, files, commit)
 
 
 def _export_dcp(
@@ -152,10 +141,15 @@ def _export_dcp(
         dcp_folder.write(fitted.state, draft.path, place[0])
         dcp_folder.check(fitted.state, draft.path)
         draft.publish()
+    return _report(DCP, fitted, dcp_files(place[0]), commit)
+
+
+def _report(kind: str, fitted: torch_file.Loadable | DcpState, files: Iterable[Path], commit: Commit) -> ConvertReport:
+    """What an export of a nested state has kept."""
     tensors, size, values, ties = tally(fitted.state)
     return ConvertReport(
-        format=DCP,
-        files=tuple(map(str, dcp_files(place[0]))),
+        format=kind,
+        files=tuple(map(str, files)),
         commit=commit,
         tensors=tensors,
         bytes=size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,10 +47,10 @@ def export(
     with open_store(store) as opened:
         found = opened.find(step=step, commit=commit, tag=tag)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    draft = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    draft.mkdir()  # of the mode that the umask gives: one of tempfile's would be for us alone
     try:
         _write(store, found, draft)
-        draft.chmod(0o777 & ~_umask())  # and not only for us, as temporary folders are
         draft.rename(target)
     except BaseException:
         shutil.rmtree(draft)
@@ -105,9 +106,3 @@ def _with_adapters(model: Any, folders: dict[str, Path]) -> Any:
         else:
             wrapped.add_adapter(name, config)
     return wrapped
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
