@@ -102,6 +102,24 @@ def test_a_directory_is_replaced_whole_and_only_if_it_is_one(tmp_path: Path) -> 
 # What torch has written
 
 
+def test_what_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tierload.save({"a": torch.ones(3)}, tmp_path / "store")
+    tierload.export_state(tmp_path / "store", tmp_path / "out", format="dcp")
+    rename = Path.rename
+
+    def fails(self: Path, target: Path) -> Path:
+        if self.name.startswith(".out.") and self.name.endswith(".tmp"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        tierload.export_state(tmp_path / "store", tmp_path / "out", format="dcp", force=True)
+    monkeypatch.undo()
+    assert (tmp_path / "out" / ".metadata").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store"]
+
+
 def written(rank: int, ranks: int, folder: str) -> None:
     layouts = LAYOUTS[ranks]
     for number, (name, layout) in enumerate(layouts.items()):

@@ -93,14 +93,19 @@ class DraftFolder:
         shutil.rmtree(self.path, ignore_errors=True)  # after ``publish`` that is what was there before
 
     def publish(self) -> None:
-        """Makes the folder and the files in it durable and gives it its name, in the place of what has that."""
+        """Makes the folder and the files in it durable and gives it its name, in the place of what has that. Killed
+        between two renames, it leaves that beside it, under a hidden name."""
         for file in self.path.iterdir():
             _sync(file)
         _sync(self.path)
         if self._final.exists():
             old = self.path.with_suffix(".old")
             self._final.rename(old)
-            self.path.rename(self._final)
+            try:
+                self.path.rename(self._final)
+            except BaseException:
+                old.rename(self._final)
+                raise
             old.rename(self.path)
         else:
             self.path.rename(self._final)
