@@ -131,7 +131,7 @@ def test_nothing_piles_up(store: Path) -> None:
             with tierload.open(store) as reader:
                 reader.verify()
             status = Path("/proc/self/status").read_text()
-            resident = int(status.split("VmRSS:")[1].split()[0]) << 10
+            resident = int(status.split("RssAnon:")[1].split()[0]) << 10
             threads = int(status.split("Threads:")[1].split()[0])
             seen.append((len(list(Path("/proc/self/fd").iterdir())), threads, resident))
         return seen
@@ -141,4 +141,4 @@ def test_nothing_piles_up(store: Path) -> None:
     early, late = outcome.value[9], outcome.value[-1]
     assert late[0] == early[0], "open files"
     assert late[1] == early[1], "threads"
-    assert late[2] < early[2] + 16 * MIB, "memory"
+    assert late[2] < early[2] + 64 * MIB, "memory: a state a save would be 200 MiB; allocators come and go by tens"

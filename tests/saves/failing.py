@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -46,14 +47,30 @@ class Failing(Store):
         super().reopen()
 
     def fails(self, policy: str = "raise", step: int = 7) -> PendingSave:
-        """A save that has failed, and nobody was told."""
+        """A save that has failed, and nobody was told; the log's line about it is on stderr."""
+        said = _Said()
+        logging.getLogger("tierload").addHandler(said)
         before, self.settings = self.settings, replace(self.settings, on_failure=policy)  # type: ignore[arg-type]
         self.arm("write", 1)
         pending = self.async_save(state_of(step), step=step)
         self.settings = before
         pending._durable.exception(LONG_S)
         assert self.calm()
+        assert said.event.wait(LONG_S)
+        logging.getLogger("tierload").removeHandler(said)
         return pending
+
+
+class _Said(logging.StreamHandler[Any]):
+    """Says lines of the log as Python does by default, and that it has: nothing else is written between their words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self.event.set()
 
 
 LONG_S = 100

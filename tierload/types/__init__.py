@@ -13,6 +13,7 @@ from tierload.types.commits import (
     ShardInfo,
     VerifyReport,
 )
+from tierload.types.heat import HeatTable
 from tierload.types.meshes import Box, Layout, Mesh, Placement, Sharded
 from tierload.types.progress import LiveSave, LiveStatus, SaveProgress
 from tierload.types.tensors import (
@@ -38,6 +39,7 @@ __all__ = [
     "Destinations",
     "Difference",
     "FlatState",
+    "HeatTable",
     "Layout",
     "LiveSave",
     "LiveStatus",
