@@ -52,6 +52,7 @@ void bind_store(nb::module_& module);
 void bind_faults(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_device(nb::module_& module);
+void bind_arrivals(nb::module_& module);
 void bind_ending(nb::module_& module);
 
 }  // namespace tierload

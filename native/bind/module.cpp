@@ -44,6 +44,7 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false);  // what the core asks torch lives as long as the process
   bind_errors();
   bind_device(module);
+  bind_arrivals(module);
   bind_ending(module);
   bind_faults(module);
   bind_manifest(module);

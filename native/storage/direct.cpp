@@ -33,8 +33,8 @@ class DirectStorage : public Storage {
     return plain_->append(file, path, expected);
   }
 
-  std::unique_ptr<Fetch> fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges,
-                               unsigned threads) override {
+  std::unique_ptr<Fetch> fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges, unsigned threads,
+                               FetchOrder* order) override {
     uint64_t total = 0;
     uint64_t largest = 0;
     for (const Fetch::Range& range : ranges) {
@@ -43,12 +43,12 @@ class DirectStorage : public Storage {
     }
     if (total < options_.least_bytes || owner_ != ::getpid() ||
         static_cast<double>(cached_bytes(*tree_, files, ranges)) > options_.warm * static_cast<double>(total)) {
-      return plain_->fetch(std::move(files), std::move(ranges), threads);
+      return plain_->fetch(std::move(files), std::move(ranges), threads, order);
     }
     const uint64_t slots = std::clamp<uint64_t>(fetch_memory / largest, 2, options_.depth + threads);
     RingLoan ring = pool_->borrow(static_cast<uint32_t>(slots), largest);
-    if (!ring) return plain_->fetch(std::move(files), std::move(ranges), threads);
-    return direct_fetch(std::move(ring), *plain_, tree_, std::move(files), std::move(ranges));
+    if (!ring) return plain_->fetch(std::move(files), std::move(ranges), threads, order);
+    return direct_fetch(std::move(ring), *plain_, tree_, std::move(files), std::move(ranges), order);
   }
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override { return plain_->open(path, mode); }

@@ -44,7 +44,8 @@ uint64_t cached_bytes(Tree& tree, const std::vector<std::string>& files, const s
 
 // Every buffer of the ring holds the largest range, widened to whole blocks. `plain` outlives the fetch.
 std::unique_ptr<Fetch> direct_fetch(RingLoan ring, Storage& plain, std::shared_ptr<Tree> tree,
-                                    std::vector<std::string> files, std::vector<Fetch::Range> ranges);
+                                    std::vector<std::string> files, std::vector<Fetch::Range> ranges,
+                                    FetchOrder* order);
 
 // Where `range` lies when it is widened to whole blocks.
 uint64_t block_start(const Fetch::Range& range);

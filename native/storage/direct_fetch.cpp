@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 
 #include "storage/direct.h"
 #include "storage/plain.h"
@@ -17,11 +18,12 @@ namespace {
 class DirectFetch : public Fetch {
  public:
   DirectFetch(RingLoan ring, Storage& plain, std::shared_ptr<Tree> tree, std::vector<std::string> files,
-              std::vector<Range> ranges)
+              std::vector<Range> ranges, FetchOrder* order)
       : plain_(plain),
         tree_(std::move(tree)),
         names_(std::move(files)),
         ranges_(std::move(ranges)),
+        order_(order),
         files_(names_.size()),
         ring_(std::move(ring)),
         range_of_slot_(ring_->buffers()) {
@@ -70,8 +72,9 @@ class DirectFetch : public Fetch {
  private:
   struct File {
     Fd fd;
-    uint32_t number = 0;  // in the ring
-    size_t ranges = 0;    // that are not read yet
+    uint32_t number = 0;   // in the ring
+    size_t ranges = 0;     // that are not read yet
+    size_t under_way = 0;  // of these
   };
 
   std::optional<Arrival> wait_for_one(std::unique_lock<std::mutex>& guard) {
@@ -79,8 +82,8 @@ class DirectFetch : public Fetch {
       if (over_) return std::nullopt;
       start_what_fits();
       if (!ready_.empty()) {
-        Arrival arrival = std::move(ready_.back());
-        ready_.pop_back();
+        Arrival arrival = std::move(ready_.front());  // what was begun first is wanted first
+        ready_.pop_front();
         return arrival;
       }
       // What a thread waits for in the kernel is for it to take: it would wait for ever if another had taken the last.
@@ -105,15 +108,19 @@ class DirectFetch : public Fetch {
 
   void start_what_fits() {
     while (begun_ < ranges_.size() && !free_slots_.empty()) {
-      const Range& range = ranges_[begun_];
+      const size_t number = next_ ? *next_ : order_ ? order_->next() : begun_;
+      next_ = number;
+      const Range& range = ranges_[number];
       File& file = files_[range.file];
       if (!file.fd.valid()) {
+        if (free_numbers_.empty()) close_idle_file();
         if (free_numbers_.empty()) return;  // files that are nearly done come first
         Fd fd = open_direct(*tree_, names_[range.file], O_RDONLY);
         if (!fd.valid()) {
           const uint32_t slot = free_slots_.back();
           free_slots_.pop_back();
-          ready_.push_back(read_plainly(begun_++, slot));
+          ready_.push_back(read_plainly(number, slot));
+          begin_next();
           --file.ranges;
           continue;
         }
@@ -124,9 +131,32 @@ class DirectFetch : public Fetch {
       }
       const uint32_t slot = free_slots_.back();
       free_slots_.pop_back();
-      range_of_slot_[slot] = begun_++;
+      range_of_slot_[slot] = number;
+      begin_next();
+      ++file.under_way;
       ring_->read(file.number, slot, block_start(range), block_bytes(range));
     }
+  }
+
+  void begin_next() {
+    ++begun_;
+    next_.reset();
+  }
+
+  // In an order of its own a fetch may come to another file before it is through with any.
+  void close_idle_file() {
+    for (File& file : files_) {
+      if (file.fd.valid() && file.under_way == 0) {
+        close(file);
+        return;
+      }
+    }
+  }
+
+  void close(File& file) {
+    ring_->set_file(file.number, -1);
+    free_numbers_.push_back(file.number);
+    file.fd = Fd();
   }
 
   void arrive(const Ring::Done& done) {
@@ -140,11 +170,8 @@ class DirectFetch : public Fetch {
       ready_.push_back(read_plainly(number, done.buffer));
     }
     File& file = files_[range.file];
-    if (--file.ranges == 0) {
-      ring_->set_file(file.number, -1);
-      free_numbers_.push_back(file.number);
-      file.fd = Fd();
-    }
+    --file.under_way;
+    if (--file.ranges == 0) close(file);
   }
 
   // What direct I/O did not read whole (the file is missing or short, the medium is bad): the page cache's answer is
@@ -167,6 +194,7 @@ class DirectFetch : public Fetch {
   const std::shared_ptr<Tree> tree_;
   const std::vector<std::string> names_;
   const std::vector<Range> ranges_;
+  FetchOrder* const order_;
   std::vector<File> files_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -174,10 +202,11 @@ class DirectFetch : public Fetch {
   std::vector<size_t> range_of_slot_;
   std::vector<uint32_t> free_slots_;
   std::vector<uint32_t> free_numbers_;
-  std::vector<Arrival> ready_;
+  std::deque<Arrival> ready_;
   size_t begun_ = 0;
-  bool waiting_ = false;  // a thread is in the kernel
-  bool over_ = false;     // a thread failed
+  std::optional<size_t> next_;  // the range that begins when there is room
+  bool waiting_ = false;        // a thread is in the kernel
+  bool over_ = false;           // a thread failed
 };
 
 // Kernels from 6.5 on count the cached pages of a range; the number and the structures are the kernel's.
@@ -232,8 +261,10 @@ uint64_t cached_bytes(Tree& tree, const std::vector<std::string>& files, const s
 }
 
 std::unique_ptr<Fetch> direct_fetch(RingLoan ring, Storage& plain, std::shared_ptr<Tree> tree,
-                                    std::vector<std::string> files, std::vector<Fetch::Range> ranges) {
-  return std::make_unique<DirectFetch>(std::move(ring), plain, std::move(tree), std::move(files), std::move(ranges));
+                                    std::vector<std::string> files, std::vector<Fetch::Range> ranges,
+                                    FetchOrder* order) {
+  return std::make_unique<DirectFetch>(std::move(ring), plain, std::move(tree), std::move(files), std::move(ranges),
+                                       order);
 }
 
 }  // namespace tierload::posix

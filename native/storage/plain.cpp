@@ -28,19 +28,21 @@ class PlainAppender : public Appender {
 
 class PlainFetch : public Fetch {
  public:
-  PlainFetch(Storage& storage, std::vector<std::string> files, std::vector<Range> ranges, unsigned threads)
-      : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)), ahead_(threads) {}
+  PlainFetch(Storage& storage, std::vector<std::string> files, std::vector<Range> ranges, unsigned threads,
+             FetchOrder* order)
+      : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)), ahead_(threads), order_(order) {}
 
   std::optional<Arrival> next() override {
-    const size_t number = next_++;
+    size_t number = next_++;
     if (number >= ranges_.size()) return std::nullopt;
+    if (order_) number = order_->next();
     const Range& range = ranges_[number];
     Arrival arrival{number, {}, "", no_slot};
     const auto file = open(range.file, arrival.error);
     if (!file) return arrival;
     file->will_read(range.offset, range.length);
     // What this thread will come to next, so that the device has something to do meanwhile.
-    if (const size_t next = number + ahead_; next < ranges_.size() && ranges_[next].file == range.file) {
+    if (const size_t next = number + ahead_; !order_ && next < ranges_.size() && ranges_[next].file == range.file) {
       file->will_read(ranges_[next].offset, ranges_[next].length);
     }
     MutableBytes into(range.into, range.length);
@@ -92,6 +94,7 @@ class PlainFetch : public Fetch {
   const std::vector<std::string> files_;
   const std::vector<Range> ranges_;
   const size_t ahead_;
+  FetchOrder* const order_;
   std::atomic<size_t> next_{0};
   std::mutex mutex_;
   uint32_t opened_ = none;
@@ -119,8 +122,8 @@ std::unique_ptr<Appender> Storage::append(File& file, const std::string&, uint64
 }
 
 std::unique_ptr<Fetch> Storage::fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges,
-                                      unsigned threads) {
-  return std::make_unique<PlainFetch>(*this, std::move(files), std::move(ranges), threads);
+                                      unsigned threads, FetchOrder* order) {
+  return std::make_unique<PlainFetch>(*this, std::move(files), std::move(ranges), threads, order);
 }
 
 }  // namespace tierload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tierload.state.compounds import is_compound
 from tierload.state.cut_states import Cuts
 from tierload.state.documents import WholeState
 from tierload.state.dtypes import BY_DTYPE
-from tierload.state.fills import Fill, Fills, obstacle, untie
+from tierload.state.fills import Fill, obstacle
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
 from tierload.state.members import entries, members, nodes_of, optimizer_node
 from tierload.state.modules import is_stateful
@@ -35,12 +35,13 @@ from tierload.state.pause import paused_collection
 from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.problems import Problems
 from tierload.state.reader import Reader
+from tierload.state.settled import Settled
 from tierload.state.sharding import is_spread, ranks_of
 from tierload.state.stored_shapes import StoredShapes
 from tierload.state.targets import Put, is_filled, is_mutable, is_sequence, refill
 from tierload.state.tensors import is_freed, is_plain_tensor, refusal
-from tierload.state.views import TensorView, whole_view
-from tierload.types import ChunkTable, LoadReport, PartDestination
+from tierload.state.views import TensorView
+from tierload.types import ChunkTable, PartDestination
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,10 +108,10 @@ class Binder:
         self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
         self.meshes: dict[int, DeviceMesh] = {}  # over which they are, by identity
         self.touched: list[torch.Tensor] = []  # memory of theirs that is filled directly
+        self.fills: list[Fill] = []
+        self.converted: list[str] = []
         self._into = into
         self._cast = cast
-        self._fills: list[Fill] = []
-        self._converted: list[str] = []
         self._seen: set[tuple[int, int]] = set()
         self._queue: collections.deque[tuple[Any, object, Path, Put | None]] = collections.deque()
         self._names: ParameterNames | None = None
@@ -122,10 +123,12 @@ class Binder:
             self._names = ParameterNames(self._into)
         return self._names
 
-    def walk(self) -> None:
-        """Compare the whole target with the whole document."""
+    def walk(self, parts: Iterable[tuple[object, object, Path]] | None = None) -> None:
+        """Compare the whole target with the whole document, or ``parts`` of both: live objects, and nodes with their
+        places."""
         self.reader.check()
-        self.push(self._into, self.reader.root, ROOT, None)
+        for live, node, path in [(self._into, self.reader.root, ROOT)] if parts is None else parts:
+            self.push(live, node, path, None)
         while self._queue:
             self._bind(*self._queue.popleft())
 
@@ -135,53 +138,10 @@ class Binder:
         Raises:
             KeyMismatch: Something differs, and the load is strict.
         """
-        memory = self.reader.memory
-        ranges = [fill.range for fill in self._fills if fill.live.is_cpu and fill.live.numel()]
-        for chunk, row, live in memory.unbind([fill.view.chunk for fill in self._fills], ranges):
-            place = Path.of_text(chunk.key)
-            self._fills.append(Fill(live, whole_view(chunk, row), place))
-            self.loaded.append(place)
-        for second in self._clashes():
-            self.problems.unexpected(second.path, "shares memory with another key in the target, and not in the store")
-            self._fills = [fill for fill in self._fills if fill is not second]
-            self.materials = [fill for fill in self.materials if fill is not second]
-            self.loaded = [path for path in self.loaded if path is not second.path]
+        settled = Settled(self)
         if self.strict:
             self.problems.refuse()
-        fills = Fills(memory)
-        for fill in self.materials:
-            fill.view.data(memory)
-        fills.settle(self._fills)
-        bound, tensors = memory.bound()
-        fills.touch([*tensors, *self.touched])
-        in_place = {number for number, _ in fills.direct}.union(bound.tolist(), (part.chunk for part in self.parts))
-        destinations = memory.destinations(fills.direct, self.parts)
-
-        def finish() -> LoadReport:
-            self.reader.arrived()
-            module_binding.materialize(self.materials, memory)
-            module_binding.materialize_spread((live, part) for live, part, _ in self.spread_materials.values())
-            self.spread_materials.clear()
-            fills.copy()
-            acts = [*self.actions, *self.last]
-            # They know the binder: the target would live on in a circle until the next collection.
-            self.actions.clear()
-            self.last.clear()
-            for act in acts:
-                act()
-            return self._report(bound.tolist())
-
-        return LoadPlan(memory.chunks, destinations, in_place, self.reader.users, finish)
-
-    def _clashes(self) -> list[Fill]:
-        """Fills whose memory in the target another one has, with other bytes."""
-        first: dict[int, Fill] = {}
-        tied = [fill for fill in self.materials if first.setdefault(id(fill.live), fill).view.chunk != fill.view.chunk]
-        return [*tied, *(second for _, second in untie(self._fills))]
-
-    def _report(self, bound: Sequence[int]) -> LoadReport:
-        loaded = sorted({path.text() for path in self.loaded}.union(self.reader.memory.chunks.keys_at(bound)))
-        return self.problems.report(loaded, sorted(set(self._converted)), list(self.reader.notes))
+        return settled.plan()
 
     def bind_alike(
         self, live: Mapping[Any, Any], tag: str, content: Any, path: Path
@@ -259,7 +219,7 @@ class Binder:
             return True
         castable = own is not None and own.castable and stored.castable
         if castable and self._cast:
-            self._converted.append(path.text())
+            self.converted.append(path.text())
             return True
         self.problems.dtypes(path, f"is {live.dtype} in the target and {stored.torch} in the store")
         if castable:
@@ -280,7 +240,7 @@ class Binder:
         if view is None:
             return
         if not live.is_meta:
-            self._fills.append(Fill(live, view, path))
+            self.fills.append(Fill(live, view, path))
         elif module:
             self.materials.append(Fill(live, view, path))
         elif put is None:
@@ -293,7 +253,7 @@ class Binder:
 
     def fill(self, fill: Fill) -> None:
         """Fill one tensor of the target."""
-        self._fills.append(fill)
+        self.fills.append(fill)
 
     def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
         """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
@@ -307,7 +267,7 @@ class Binder:
         view = self.reader.view(content, path)
         if tuple(live.shape) != view.shape or live.dtype is not view.row.torch or obstacle(live, view):
             return False
-        self._fills.append(Fill(live, view, path))
+        self.fills.append(Fill(live, view, path))
         self.loaded.append(path)
         return True
 

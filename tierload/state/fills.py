@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from tierload.state.memory import Memory
 from tierload.state.tensors import is_plain_tensor, tensor_over
 from tierload.state.views import TensorView
 
-__all__ = ["Fill", "Fills", "obstacle", "untie"]
+__all__ = ["Fill", "Fills", "copy", "obstacle", "untie"]
 
 
 @dataclass(slots=True, eq=False)
@@ -151,20 +151,34 @@ class Fills:
                 source = tensor_over(live.untyped_storage(), view.row.torch, offset, view.shape, view.stride)
                 self._copies.append((fill, view.marked(source)))
 
-    def copy(self) -> None:
-        """Fill the tensors whose bytes were read elsewhere, and tell autograd that all of them have changed."""
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-            for fill, source in self._copies:
-                live = fill.live.detach()
-                if fill.view.row.is_shell:
-                    integers = torch.uint8 if fill.view.row.size == 1 else torch.int16
-                    live, source = live.view(integers), source.view(integers)
-                for dim, (count, step) in enumerate(zip(live.shape, live.stride(), strict=True)):
-                    if not step and count > 1:
-                        live, source = live.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-                live.copy_(source)
+    def copy(self, chunks: Container[int] | None = None) -> None:
+        """Fill the tensors whose bytes were read elsewhere, those of ``chunks`` or of all; and tell autograd that all
+        tensors have changed, or will."""
+        for fill, source in self._copies:
+            if chunks is None or fill.view.chunk in chunks:
+                copy(fill, source)
         torch.autograd.graph.increment_version([live for live in self._touched if not live.is_inference()])
+
+    def copies(self) -> dict[int, list[tuple[Fill, torch.Tensor]]]:
+        """What is to be copied from where, by the chunk whose bytes it needs."""
+        found: dict[int, list[tuple[Fill, torch.Tensor]]] = defaultdict(list)
+        for fill, source in self._copies:
+            found[fill.view.chunk].append((fill, source))
+        return found
+
+
+def copy(fill: Fill, source: torch.Tensor) -> None:
+    """Fill a tensor from memory that has its bytes."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+        live = fill.live.detach()
+        if fill.view.row.is_shell:
+            integers = torch.uint8 if fill.view.row.size == 1 else torch.int16
+            live, source = live.view(integers), source.view(integers)
+        for dim, (count, step) in enumerate(zip(live.shape, live.stride(), strict=True)):
+            if not step and count > 1:
+                live, source = live.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+        live.copy_(source)
 
 
 def _same_memory(live: torch.Tensor, other: torch.Tensor, view: TensorView, chosen: TensorView) -> bool:

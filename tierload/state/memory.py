@@ -134,6 +134,11 @@ class Memory:
             raise CorruptStore(f"key {key!r} is both a tensor and something else in the state document")
         return self._table.get(number) is not None
 
+    def asked_for(self) -> set[int]:
+        """The chunks whose memory values have asked for so far."""
+        chunks, _, _ = self._table.made()
+        return {*chunks.tolist(), *self._arrays}
+
     def array(self, number: object, shape: Sequence[int], dtype: np.dtype[Any], order: str) -> np.ndarray[Any, Any]:
         """An array that owns the memory of a chunk of raw bytes; each belongs to one value."""
         chunk, row = self.row(number)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tierload/codec.h"
+#include "tierload/error.h"
 #include "tierload/manifest.h"
 #include "tierload/pace.h"
 #include "tierload/shard.h"
@@ -123,6 +124,9 @@ struct PageFailure {
   uint64_t offset = 0;
   std::string what;
 };
+
+// The error that names a damaged page.
+CorruptPageError corrupt_page(const PageFailure& failure);
 
 // Reads the parts, which are sorted by page, and verifies every page that it touches: the stored digest before
 // decoding, the raw one after. Neighbouring pages are read together. `touched` (one byte a part, zeroed by the caller)

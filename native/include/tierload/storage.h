@@ -114,6 +114,21 @@ class Fetch {
   virtual void release(const Arrival& arrival) = 0;
 };
 
+// Given back also when its user fails: others would wait for its room for ever.
+struct Taken {
+  Fetch& fetch;
+  const Fetch::Arrival& arrival;
+  ~Taken() { fetch.release(arrival); }
+};
+
+// Which range of a fetch begins next, where that is not the order in which they were given. Each is named once. A fetch
+// asks while it holds a lock of its own: the answer must not wait.
+class FetchOrder {
+ public:
+  virtual ~FetchOrder() = default;
+  virtual size_t next() = 0;
+};
+
 class Storage {
  public:
   virtual ~Storage() = default;
@@ -132,9 +147,10 @@ class Storage {
   virtual bool remove(const std::string& path) = 0;
   // Fills `file`, which was created as `path` and is empty, with about `expected` bytes; it outlives the appender.
   virtual std::unique_ptr<Appender> append(File& file, const std::string& path, uint64_t expected);
-  // Reads ranges, best sorted by file and offset. `threads` will take them. What `into` points to stays valid.
+  // Reads ranges, best sorted by file and offset, or in an `order` that outlives the fetch. `threads` will take them.
+  // What `into` points to stays valid.
   virtual std::unique_ptr<Fetch> fetch(std::vector<std::string> files, std::vector<Fetch::Range> ranges,
-                                       unsigned threads);
+                                       unsigned threads, FetchOrder* order = nullptr);
   virtual uint64_t free_bytes() = 0;
   // Bytes that a file takes on the device (holes take none); 0 when it is absent.
   virtual uint64_t allocated(const std::string& path) = 0;
