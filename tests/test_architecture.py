@@ -20,8 +20,8 @@ FOLDERS = ("tierload", "native", "tests", "bench", "examples")
 GENERATED = {PACKAGE / "_native.pyi"}
 
 # Python rooms that may import these directly; what stands above them gets it from them.
-TORCH_ROOMS = {"state", "heat", "engine", "api", "convert", "hooks", "cli"}
-NATIVE_ROOMS = {"engine", "catalog", "layout", "state"}
+TORCH_ROOMS = {"state", "heat", "tiers", "engine", "api", "convert", "hooks", "cli"}
+NATIVE_ROOMS = {"engine", "catalog", "layout", "state", "tiers"}
 
 # Native rooms, from the bottom: each may include those before it.
 ORDER = ("base", "storage", "codec", "journal", "catalog", "engine", "state", "bind")

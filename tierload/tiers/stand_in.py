@@ -1,0 +1,81 @@
+"""A copy of a model that computes shapes only: what runs on it needs no memory and leaves the model alone."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = ["StandIn", "stand_in"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class StandIn:
+    """``model``: the copy, in the modes of the original, every tensor of it fake and in a storage of its own.
+
+    ``args`` and ``kwargs`` are the example's, with fake tensors. What was on meta is on the example's device.
+    """
+
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.mode = FakeTensorMode()
+        devices = (leaf.device for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor))
+        self._device = next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+        memo: dict[int, object] = {}
+        for module in model.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and id(tensor) not in memo:
+                    memo[id(tensor)] = self._fake(tensor)
+        with FakeCopyMode(self.mode):
+            self.model = copy.deepcopy(model, memo)
+        for module in self.model.modules():
+            _keep_hooks_of_torch(module)
+        self.args: tuple[Any, ...] = tree_map_only(torch.Tensor, self._fake, args)
+        self.kwargs: dict[str, Any] = tree_map_only(torch.Tensor, self._fake, dict(kwargs))
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+            return self.mode.from_tensor(tensor, static_shapes=True)
+        device = self._device if tensor.is_meta else tensor.device
+        with self.mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            return torch.nn.Parameter(fake, tensor.requires_grad) if parameter else fake
+
+
+@contextmanager
+def stand_in(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[StandIn]:
+    """In it the stand-in can be called. Random numbers that are drawn meanwhile are drawn again after it.
+
+    Raises:
+        TypeError: The model holds something that cannot be copied, a lock as a rule.
+        RuntimeError: A tensor of it has no fake, or what is computed depends on values.
+    """
+    own, arrays = random.getstate(), np.random.get_state()
+    log = logging.getLogger(FakeTensorMode.__module__)  # which says loudly what an exception says as well
+    quiet, log.disabled = log.disabled, True
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield StandIn(model, args, kwargs)
+    finally:
+        log.disabled = quiet
+        random.setstate(own)
+        np.random.set_state(arrays)
+
+
+def _keep_hooks_of_torch(module: torch.nn.Module) -> None:
+    """Takes off hooks of others, which must not see a pass that never was; torch's own compute weights, as
+    ``torch.nn.utils.weight_norm`` does."""
+    for kind in _HOOKS:
+        hooks = getattr(module, kind)
+        for number, hook in list(hooks.items()):
+            if not type(hook).__module__.startswith("torch."):
+                del hooks[number]
