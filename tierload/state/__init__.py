@@ -6,6 +6,8 @@ from tierload.state.documents import Listed, StoredTensor, WholeState, listed, o
 from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
+from tierload.state.gates import Gate, GatedParameter, GatedTensor
+from tierload.state.hot_binding import Arriving, HotPlan, plan_hot
 from tierload.state.keys import ROOT
 from tierload.state.lazy import LazyTensor, Pages, plan_lazy
 from tierload.state.memory import NO_CHUNKS
@@ -24,9 +26,14 @@ __all__ = [
     "RNG",
     "ROOT",
     "TORCH",
+    "Arriving",
     "Cut",
     "File",
     "Folder",
+    "Gate",
+    "GatedParameter",
+    "GatedTensor",
+    "HotPlan",
     "LazyTensor",
     "Listed",
     "LoadPlan",
@@ -47,6 +54,7 @@ __all__ = [
     "matching",
     "own_keys",
     "plan_bind",
+    "plan_hot",
     "plan_lazy",
     "plan_load",
     "read_documents",

@@ -108,6 +108,7 @@ class Binder:
         self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
         self.meshes: dict[int, DeviceMesh] = {}  # over which they are, by identity
         self.touched: list[torch.Tensor] = []  # memory of theirs that is filled directly
+        self.modules: list[torch.nn.Module] = []
         self.fills: list[Fill] = []
         self.converted: list[str] = []
         self._into = into
@@ -297,6 +298,7 @@ class Binder:
         elif isinstance(live, torch.optim.Optimizer):
             optimizer_binding.bind_optimizer(self, live, node, path)
         elif isinstance(live, torch.nn.Module):
+            self.modules.append(live)
             module_binding.bind_module(self, live, node, path)
         elif rng.kind_of(live) is not None:
             leaf_binding.bind_generator(self, live, node, path)

@@ -73,6 +73,7 @@ class Reader:
         self._tied: dict[TensorView, torch.Tensor] = {}
         self._objects: dict[int, object] = {}  # containers: by their node
         self._open: set[int] = set()
+        self.has_compounds = b'"compound"' in document  # it may: the word can stand in a text
         self._numbered: list[object] | None = self._number() if b'"ref"' in document else None
 
     def whole(self) -> object:

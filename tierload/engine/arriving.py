@@ -1,0 +1,267 @@
+"""Tensors that arrive in the background: who fetches them, who waits for them, and what happens when they are there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierload import _native
+from tierload.engine.loading import Filling, Source, batches
+from tierload.engine.pinned import PinnedPages
+from tierload.errors import CorruptPage, SaveCancelled
+from tierload.state import Arriving, Gate, LoadPlan
+from tierload.types import Destinations
+
+__all__ = ["Arrivals"]
+
+_log = logging.getLogger("tierload")
+_LOOK_S = 0.1  # between two looks at whether a wait is still wanted
+
+_all: weakref.WeakSet[Arrivals] = weakref.WeakSet()
+
+
+class Arrivals:
+    """Units that arrive in the order of ``ranks``, the lowest first; unit ``i`` is ``units[i]``.
+
+    A gate keeps every use of a tensor waiting until its unit is there; a damaged page is raised by the use that needs
+    it, each time. A forked child reads what was not there at the fork by itself.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        units: Sequence[Arriving],
+        ranks: npt.NDArray[np.uint32],
+        pages: PinnedPages,
+        rank: int,
+        workers: int,
+    ) -> None:
+        self.units = units
+        self.stalled_seconds = 0.0
+        self.error: BaseException | None = None
+        self._source = source
+        self._pages = pages
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._settled: set[int] = set()
+        self.native = _arrivals(source, units, ranks, rank, workers)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tierload-arrive-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        self._threads.append(threading.Thread(target=self._watch, name="tierload-arrived", daemon=True))
+        self._gates: list[Gate] = []
+        self._settle: Callable[[], object] = lambda: None
+
+    def start(self, settle: Callable[[], object]) -> None:
+        """Begins to fetch; ``settle`` is called by every worker first."""
+        self._settle = settle
+        _all.add(self)
+        for thread in self._threads[:-1]:
+            thread.start()
+
+    def gate(self) -> None:
+        """Makes the uses of all tensors wait from here on."""
+        self._gates = [Gate(unit.tensors, self._waiter(number)) for number, unit in enumerate(self.units)]
+        self._threads[-1].start()
+
+    def _waiter(self, unit: int) -> Callable[[], None]:
+        return lambda: self.wait(unit)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of them are there."""
+        return len(self._settled) == len(self.units)
+
+    def is_ready(self, unit: int) -> bool:
+        """Whether one is there."""
+        return unit in self._settled
+
+    @property
+    def arrived_units(self) -> int:
+        """How many are there."""
+        return len(self._settled)
+
+    def wait(self, unit: int, timeout: float | None = None) -> bool:
+        """Waits for a unit, which is fetched next; whether it is there within ``timeout`` seconds.
+
+        Raises:
+            CorruptPage: A page of it is damaged.
+        """
+        if unit in self._settled:
+            return True
+        if os.getpid() != self._owner:
+            self._read_here(unit)
+            return True
+        start = time.perf_counter()
+        try:
+            if not self._arrive(unit, timeout):
+                return False
+        finally:
+            self.stalled_seconds += time.perf_counter() - start
+        self._open(unit)
+        return True
+
+    def wait_for(self, units: Sequence[int]) -> None:
+        """Waits for several units, which are fetched next, beside one another.
+
+        Raises:
+            CorruptPage: A page of one is damaged.
+        """
+        if os.getpid() == self._owner:
+            for unit in units:
+                self.native.demand(unit)
+        for unit in units:
+            self.wait(unit)
+
+    def _arrive(self, unit: int, timeout: float | None) -> bool:
+        end = None if timeout is None else time.perf_counter() + timeout
+        self.native.demand(unit)
+        while True:
+            left = _LOOK_S if end is None else min(_LOOK_S, max(end - time.perf_counter(), 0))
+            try:
+                if self.native.wait(unit, left):
+                    return True
+            except CorruptPage as error:
+                raise self._located(unit, error) from None
+            if self.native.over and not self.native.arrived(unit):
+                raise self._ended(unit)
+            if end is not None and time.perf_counter() >= end:
+                return False
+
+    def failure(self) -> BaseException | None:
+        """What went wrong first."""
+        if self.error is not None:
+            return self.error
+        failures = self.native.failures()
+        if not failures:
+            return None
+        unit, page, path, offset, what = failures[0]
+        return self._located(unit, CorruptPage(what, page=page, path=path, offset=offset))
+
+    def stop(self) -> None:
+        """Has nothing more fetched. A use of what is not there raises."""
+        if os.getpid() == self._owner:
+            self.native.stop()
+            for thread in self._threads:
+                if thread.ident is not None and thread is not threading.current_thread():
+                    thread.join()
+
+    def _ended(self, unit: int) -> BaseException:
+        if self.error is not None:
+            return self.error
+        return SaveCancelled(
+            f"{self.units[unit].key!r} was not there yet when the hot start was closed; join() waits for everything"
+        )
+
+    def _located(self, unit: int, error: CorruptPage) -> CorruptPage:
+        filling = Filling(self._source, self.units[unit].plan, 0)
+        holder = next(
+            (rank for rank in range(self._source.commit.ranks) if self._has_page(rank, error)),
+            0,
+        )
+        return filling.located(error, holder)
+
+    def _has_page(self, rank: int, error: CorruptPage) -> bool:
+        manifest = self._source.manifest(rank)
+        rows = self._source.table(rank).pages
+        return (
+            error.page is not None
+            and error.page < len(rows)
+            and manifest.segment_path(int(rows["segment"][error.page])) == error.path
+            and int(rows["offset"][error.page]) == error.offset
+        )
+
+    def _open(self, unit: int) -> None:
+        with self._lock:
+            if unit not in self._settled:
+                self.units[unit].copy()
+                self._gates[unit].open()
+                self._settled.add(unit)
+
+    def _read_here(self, unit: int) -> None:
+        """In a forked child, which has the memory and none of the threads."""
+        if not self.native.arrived(unit):
+            self._pages.read(self.units[unit].plan)
+        self.units[unit].copy()
+        self._gates[unit].open()
+        self._settled.add(unit)
+
+    # Threads of its own
+
+    def _work(self) -> None:
+        self._settle()
+        try:
+            self.native.work()
+        except BaseException as error:  # noqa: BLE001 - every wait raises it, and so does join()
+            self.error = error
+            self.native.stop()
+            _log.error("a hot start of %s has failed: %s", self._source.commit.id[:12], error)
+
+    def _watch(self) -> None:
+        failed: set[int] = set()
+        while True:
+            over = self.native.over
+            for unit in self.native.next(_LOOK_S).tolist():
+                if self.native.arrived(unit):
+                    self._open(unit)
+            for unit, page, path, offset, what in self.native.failures():
+                if unit not in failed:
+                    failed.add(unit)
+                    error = self._located(unit, CorruptPage(what, page=page, path=path, offset=offset))
+                    _log.error("a hot start meets a damaged page, and goes on without %r: %s", self.units[unit].key, error)
+            if over:
+                return
+
+
+def _arrivals(
+    source: Source, units: Sequence[Arriving], ranks: npt.NDArray[np.uint32], rank: int, workers: int
+) -> _native.Arrivals:
+    """The parts of pages that units are made of, for the native core."""
+    columns: list[tuple[npt.NDArray[Any], ...]] = [(*([np.empty(0, np.uint32)] * 4), *([np.empty(0, np.uint64)] * 2))]
+    for state in (False, True):  # a chunk has one destination in a plan
+        chosen = [number for number, unit in enumerate(units) if unit.state is state]
+        if not chosen:
+            continue
+        plan, unit_of = _together([units[number].plan for number in chosen], np.array(chosen, np.uint32))
+        for batch in batches(source, plan, rank):
+            reads = batch.reads
+            of_units = unit_of[np.searchsorted(plan.destinations.chunks, batch.chunks)][reads.owners]
+            holder = np.full(len(reads.pages), batch.holder, np.uint32)
+            columns.append((holder, reads.pages, reads.offsets, of_units, reads.pointers, reads.lengths))
+    holders, pages, offsets, of_units, pointers, lengths = map(np.concatenate, zip(*columns, strict=True))
+    order = np.lexsort((pages, holders))
+    used, numbers = np.unique(holders, return_inverse=True)
+    return _native.Arrivals(
+        [source.manifest(int(holder)) for holder in used],
+        numbers[order].astype(np.uint32),
+        *(column[order] for column in (pages, offsets, pointers, lengths, of_units)),
+        ranks,
+        workers,
+    )
+
+
+def _together(plans: Sequence[LoadPlan], units: npt.NDArray[np.uint32]) -> tuple[LoadPlan, npt.NDArray[np.uint32]]:
+    """One plan of several, each of one chunk; and the unit of each of its chunks."""
+    chunks = np.concatenate([plan.destinations.chunks for plan in plans])
+    pointers = np.concatenate([plan.destinations.pointers for plan in plans])
+    order = np.argsort(chunks, kind="stable")
+    owners = [plan.destinations.owners for plan in plans]
+    destinations = Destinations(chunks[order], pointers[order], owners)
+    return LoadPlan(plans[0].chunks, destinations, (), {}, lambda: None), units[order]
+
+
+def _forked() -> None:
+    for arrivals in list(_all):
+        arrivals._lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
