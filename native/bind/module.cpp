@@ -45,6 +45,7 @@ NB_MODULE(_native, module) {
   bind_errors();
   bind_device(module);
   bind_ending(module);
+  bind_locking(module);
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
