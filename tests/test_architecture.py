@@ -34,6 +34,7 @@ CONTRACTS = {
     "digest": "base",
     "ending": "base",
     "error": "base",
+    "locking": "base",
     "storage": "base",
     "testing": "base",
     "codec": "codec",

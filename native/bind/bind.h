@@ -54,5 +54,6 @@ void bind_codec(nb::module_& module);
 void bind_device(nb::module_& module);
 void bind_arrivals(nb::module_& module);
 void bind_ending(nb::module_& module);
+void bind_locking(nb::module_& module);
 
 }  // namespace tierload

@@ -46,6 +46,7 @@ NB_MODULE(_native, module) {
   bind_device(module);
   bind_arrivals(module);
   bind_ending(module);
+  bind_locking(module);
   bind_faults(module);
   bind_manifest(module);
   bind_store(module);
