@@ -6,10 +6,12 @@ from tierload.state.documents import Listed, StoredTensor, WholeState, listed, o
 from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
+from tierload.state.heat_columns import read_heat, write_heat
 from tierload.state.keys import ROOT
 from tierload.state.lazy import LazyTensor, Pages, plan_lazy
 from tierload.state.memory import NO_CHUNKS
 from tierload.state.modules import is_stateful
+from tierload.state.names import ParameterNames
 from tierload.state.nodes import tag_of
 from tierload.state.outline import Outline, Unread, Wanted
 from tierload.state.plan import LoadPlan, plan_load
@@ -32,6 +34,7 @@ __all__ = [
     "LoadPlan",
     "Outline",
     "Pages",
+    "ParameterNames",
     "StoredTensor",
     "Unit",
     "Unread",
@@ -50,7 +53,9 @@ __all__ = [
     "plan_lazy",
     "plan_load",
     "read_documents",
+    "read_heat",
     "register_type",
     "tag_of",
     "write_documents",
+    "write_heat",
 ]
