@@ -7,12 +7,15 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tierload.engine import Guard, PendingSave, Store, guard, place, saves_together
 from tierload.errors import CommitDropped, InvalidRequest, StoreFenced, StoreIOError, StorePoisoned
 from tierload.settings import Settings
 from tierload.types import Commit, RollbackPlan, SaveReport
+
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
 
 __all__ = ["Guard", "PendingSave", "Store", "async_save", "guard", "load", "open", "prepare", "rollback", "save"]
 
@@ -33,12 +36,14 @@ def save(
     note: str = "",
     settings: Settings | None = None,
     allow_pickle: bool = False,
+    heat: HeatMeter | None = None,
 ) -> SaveReport:
     """Saves ``state`` into the store at ``path`` (made when it is not there) and returns when it is durable.
 
     ``state`` is what a training script holds: nested containers of tensors, modules, optimizers, numbers, texts, files.
     Only pages that changed since the last commit are written. This process then holds the store until it ends. In a job
-    of torch.distributed all ranks call it, and make one commit (``Settings.ranks``).
+    of torch.distributed all ranks call it, and make one commit (``Settings.ranks``). ``heat`` is the meter that
+    follows the training: what it has measured of the state's parameters becomes a part of the commit (``Store.heat``).
 
     Raises:
         UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
@@ -48,7 +53,7 @@ def save(
     """
     store = _writer(path, settings)
     try:
-        return store.save(state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle)
+        return store.save(state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle, heat=heat)
     except (StoreIOError, StoreFenced, StorePoisoned):
         _let_go(store)  # so that the next save opens the store anew, and recovers what is there
         raise
@@ -64,6 +69,7 @@ def async_save(
     note: str = "",
     settings: Settings | None = None,
     allow_pickle: bool = False,
+    heat: HeatMeter | None = None,
 ) -> PendingSave:
     """Saves ``state`` as it is now, beside the caller, and returns in milliseconds; see ``save`` and ``PendingSave``.
 
@@ -81,7 +87,9 @@ def async_save(
     """
     store = _writer(path, settings)
     try:
-        return store.async_save(state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle)
+        return store.async_save(
+            state, step=step, metrics=metrics, tags=tags, note=note, allow_pickle=allow_pickle, heat=heat
+        )
     except (StoreIOError, StoreFenced, StorePoisoned):
         _let_go(store)
         raise

@@ -59,7 +59,12 @@ class Save {
   }
 
   void write_manifest(uint32_t page_bytes, const Array<uint8_t>& chunks, const Array<uint8_t>& dims,
-                      const nb::bytes& keys, const nb::bytes& state) {
+                      const nb::bytes& keys, const nb::bytes& state, const std::optional<Array<uint16_t>>& heats) {
+    if (heats && heats->size() != written_.pages.size()) throw UsageError("every page has one heat");
+    // The row of a page that is referenced came with the heat that it had then.
+    for (size_t page = 0; page < written_.pages.size(); ++page) {
+      written_.pages[page].heat = heats ? heats->data()[page] : 0;
+    }
     const auto chunk_rows = rows_of<ChunkRow>(chunks);
     const auto dim_rows = rows_of<int64_t>(dims);
     ManifestParts parts;
@@ -197,7 +202,7 @@ void bind_save(nb::module_& module) {
            nb::arg("flush_interval_ms"), nb::arg("bucket").none(), nb::arg("background"), nb::arg("cancel").none(),
            nb::arg("progress").none())
       .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
-           nb::arg("keys"), nb::arg("state"))
+           nb::arg("keys"), nb::arg("state"), nb::arg("heats").none() = nb::none())
       .def("refer", &Save::refer, nb::arg("row"),
            "Instead of write_manifest: the shard is the one that an earlier commit's root has in this row.")
       .def("has_pages_of", &Save::has_pages_of, nb::arg("manifest"),

@@ -16,6 +16,7 @@ from tierload.cli.doctor import doctor
 from tierload.cli.exits import CODES_HELP, Group
 from tierload.cli.export import export
 from tierload.cli.gc import gc
+from tierload.cli.heat import heat
 from tierload.cli.import_ import import_
 from tierload.cli.log import log
 from tierload.cli.rollback import rollback
@@ -52,13 +53,13 @@ def _main(
 ) -> None:
     """Looks after a tierload store: a directory of checkpoints.
 
-    log, show, diff, verify, top and export only read, and work beside a live run. rollback, tag, gc and import write:
-    they are refused while another process holds the store. WHICH is a step, a tag or (the beginning of) a commit id;
-    step:100, tag:best and commit:5b54 say which of them is meant.
+    log, show, diff, heat, verify, top and export only read, and work beside a live run. rollback, tag, gc and import
+    write: they are refused while another process holds the store. WHICH is a step, a tag or (the beginning of) a commit
+    id; step:100, tag:best and commit:5b54 say which of them is meant.
     """
 
 
-for command in (log, show, diff, verify, rollback, tag, gc, export, doctor, top):
+for command in (log, show, diff, heat, verify, rollback, tag, gc, export, doctor, top):
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(bench, name="bench")

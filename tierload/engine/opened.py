@@ -27,8 +27,8 @@ from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import Outline, own_keys, plan_bind, plan_lazy, plan_load
-from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, ShardInfo, VerifyReport
+from tierload.state import Outline, own_keys, plan_bind, plan_lazy, plan_load, read_heat
+from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, HeatTable, ShardInfo, VerifyReport
 
 __all__ = ["OpenStore", "Which"]
 
@@ -213,6 +213,20 @@ class OpenStore:
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
             return () if found.ranks == 1 else own_keys(self._manifest(found).state.tobytes())
+
+    def heat(self, commit: Which | None = None) -> HeatTable | None:
+        """How hot the tensors of a commit (the head) were when it was saved; None where it was saved without a meter.
+
+        Raises:
+            CorruptStore: Its metadata is damaged.
+        """
+        with self._lock:
+            found = self._view().find() if commit is None else self._find(commit)
+            manifest = self._manifest(found)
+        if found.ranks > 1:
+            return read_heat(manifest.state.tobytes())
+        chunks = table_of(manifest).chunks
+        return read_heat(manifest.state.tobytes(), chunks.keys_at(range(len(chunks))))
 
     def shards(self, commit: Which | None = None) -> list[ShardInfo]:
         """What each rank has written of a commit (the head), in the order of ranks."""

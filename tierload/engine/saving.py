@@ -13,9 +13,10 @@ from tierload import _native
 from tierload.engine.devices import Device
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
-from tierload.layout import PagePlan
+from tierload.layout import PagePlan, page_heats
 from tierload.settings import Settings
-from tierload.types import Commit, FlatState, Pacing
+from tierload.state import write_heat
+from tierload.types import Commit, FlatState, HeatTable, Pacing
 
 __all__ = ["OUT_OF_SPACE", "Draft", "Effort", "Saved", "io_of", "out_of_space", "page_set", "save_state"]
 
@@ -24,7 +25,8 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(slots=True)
 class Draft:
-    """A state that is about to be saved, and what its commit says of itself. ``meta`` is in the form of ``values``."""
+    """A state that is about to be saved, and what its commit says of itself. ``meta`` is in the form of ``values``.
+    ``heat`` is that of its tensors, where it is known."""
 
     flat: FlatState
     plan: PagePlan
@@ -32,11 +34,20 @@ class Draft:
     step: int | None
     meta: dict[str, object]
     tags: tuple[str, ...]
+    heat: HeatTable | None = None
 
     @property
     def nbytes(self) -> int:
         """Raw bytes of the state."""
         return int(self.flat.chunks.nbytes.sum())
+
+    @property
+    def document(self) -> bytes:
+        """What the manifest says of the state, and of its heat."""
+        if self.heat is None:
+            return self.flat.document
+        chunks = self.plan.chunks
+        return write_heat(self.flat.document, self.heat, chunks.keys_at(range(len(chunks))))
 
     def let_go(self) -> None:
         """Forgets the tensors: a copy of them is what will be written."""
@@ -123,7 +134,8 @@ def save_state(
             chunks=draft.plan.rows.view(np.uint8),
             dims=draft.plan.chunks.dims.view(np.uint8),
             keys=draft.plan.chunks.keys,
-            state=draft.flat.document,
+            state=draft.document,
+            heats=None if draft.heat is None else page_heats(draft.plan, draft.heat),
         )
         save.flush()
         commit = committed(

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from tierload.catalog import choose_dropped
 from tierload.engine import comparing, rolling, values
@@ -16,6 +17,9 @@ from tierload.engine.saving import Effort
 from tierload.engine.writing import WritingStore
 from tierload.errors import CommitNotFound, CorruptStore, InvalidRequest, TierloadError
 from tierload.types import CollectReport, Commit, RollbackPlan, SaveReport
+
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
 
 __all__ = ["Store"]
 
@@ -43,12 +47,15 @@ class Store(WritingStore):
         tags: Sequence[str] = (),
         note: str = "",
         allow_pickle: bool = False,
+        heat: HeatMeter | None = None,
     ) -> SaveReport:
         """Saves a state and returns when it would survive a power cut. Pages equal to the head's are not written again.
-        Saves in the background that were begun before are waited for.
+        Saves in the background that were begun before are waited for. ``heat``: what this meter has measured of the
+        state's parameters becomes a part of the commit (``heat()``).
 
         Raises:
             UnsupportedValue: Something in the state cannot be stored; it names the path. Nothing was written.
+            InvalidRequest: ``heat`` is no meter.
             StoreIOError: The disk is full or failed; earlier commits are whole.
         """
         effort = Effort(began=time.perf_counter())
@@ -56,7 +63,7 @@ class Store(WritingStore):
             self.refuse_inside()  # before anything that the other ranks are told
         try:
             self._wait_for_background()
-            draft = self._draft(state, values.step_of(step), metrics, tags, note, allow_pickle)
+            draft = self._draft(state, values.step_of(step), metrics, tags, note, allow_pickle, heat)
         except BaseException as error:
             if self.together:
                 if self._background is not None:
@@ -75,6 +82,7 @@ class Store(WritingStore):
         tags: Sequence[str] = (),
         note: str = "",
         allow_pickle: bool = False,
+        heat: HeatMeter | None = None,
     ) -> PendingSave:
         """Saves the state as it is now, beside the caller: returns when the values are safe, but for those of guarded
         optimizers (``tierload.guard``), whose step waits for what is left.
@@ -93,7 +101,7 @@ class Store(WritingStore):
                 background.owe(error)
             raise
         return background.begin(
-            lambda: self._draft(state, number, metrics, tags, note, allow_pickle), number, self.settings
+            lambda: self._draft(state, number, metrics, tags, note, allow_pickle, heat), number, self.settings
         )
 
     def prepare(self, state: object) -> None:
@@ -102,7 +110,7 @@ class Store(WritingStore):
         if isinstance(state, int):
             nbytes = state
         else:
-            nbytes = self._draft(state, None, None, (), "", allow_pickle=False).page_set.staging_bytes
+            nbytes = self._draft(state, None, None, (), "", allow_pickle=False, heat=None).page_set.staging_bytes
         self._device(nbytes)
         self._in_background().prepare(nbytes, self.settings)
 

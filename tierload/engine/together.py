@@ -18,13 +18,14 @@ from tierload import _native
 from tierload.engine.describing import Description, describe
 from tierload.engine.devices import Device
 from tierload.engine.job import Job
+from tierload.engine.loading import table_of
 from tierload.engine.pieces import pieces_of, shared_parts, state_of
 from tierload.engine.saving import OUT_OF_SPACE, Draft, Effort, Saved, io_of, out_of_space, page_set
 from tierload.engine.values import encode_meta, metrics_of
 from tierload.errors import RanksDisagree, StoreIOError
-from tierload.layout import PagePlan, plan_pages
+from tierload.layout import PagePlan, page_heats, plan_pages
 from tierload.settings import Settings
-from tierload.state import write_documents
+from tierload.state import write_documents, write_heat
 from tierload.types import Commit, FlatState
 
 __all__ = ["Around", "refuse_together", "save_together"]
@@ -236,6 +237,8 @@ class _Together:
         parts = shared_parts(about.cut, plan.own, about.flat, job.ranks, settings.page_bytes)
         pieces = pieces_of(about.cut, plan.own, about.flat, parts, job.rank)
         document = write_documents(about.cut, plan.own, about.flat, parts if job.rank == 0 else None, job.ranks)
+        if self._draft.heat is not None and job.rank == 0:
+            document = write_heat(document, self._draft.heat)
         state = state_of(about.flat, pieces, document)
         pages = plan_pages(state, settings.page_bytes, settings.pack_below_bytes)
         progress = effort.progress or _native.Progress()
@@ -266,6 +269,7 @@ class _Together:
     def _write_shard(self, save: _native.Save, state: FlatState, pages: PagePlan, row: bytes) -> None:
         """This rank's manifest, unless the parent's is the same."""
         rows = pages.rows.view(np.uint8), state.chunks.dims.view(np.uint8)
+        heats = None if self._draft.heat is None else page_heats(pages, self._draft.heat)
         if (
             row
             and (before := self._held[0])
@@ -274,6 +278,7 @@ class _Together:
             and before.keys.tobytes() == state.chunks.keys
             and all(np.array_equal(old, new) for old, new in zip((before.chunks, before.dims), rows, strict=True))
             and save.has_pages_of(before)
+            and np.array_equal(table_of(before).pages["heat"], np.zeros(save.pages) if heats is None else heats)
         ):
             save.refer(row)
             return
@@ -283,6 +288,7 @@ class _Together:
             dims=rows[1],
             keys=state.chunks.keys,
             state=state.document,
+            heats=heats,
         )
 
     # Committing

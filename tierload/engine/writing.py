@@ -6,12 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tierload import _native
 from tierload.catalog import CatalogView
 from tierload.engine import devices, values
 from tierload.engine.background import Background
+from tierload.engine.heating import table_of_meter
 from tierload.engine.job import Job
 from tierload.engine.opened import OpenStore
 from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
@@ -21,6 +22,9 @@ from tierload.layout import PagePlan, plan_pages, segment_sizes
 from tierload.settings import Settings
 from tierload.state import flatten
 from tierload.types import Commit, FlatState, SaveReport
+
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
 
 __all__ = ["WritingStore"]
 
@@ -182,7 +186,9 @@ class WritingStore(OpenStore):
         tags: Sequence[str],
         note: str,
         allow_pickle: bool,
+        heat: HeatMeter | None,
     ) -> Draft:
+        table = table_of_meter(heat, state, self.settings.page_bytes)
         meta = values.meta_of(dict(metrics or {}), note)
         flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
         self._outline = flat.outline
@@ -192,7 +198,7 @@ class WritingStore(OpenStore):
         self._plan = plan
         if not self.together:
             _refuse_parts(flat)
-        return Draft(flat, plan, page_set(plan), step, meta, values.tags_of(tags))
+        return Draft(flat, plan, page_set(plan), step, meta, values.tags_of(tags), table)
 
     def _committed(self, save: _native.Save, **record: Any) -> Commit:
         """The short part of a save, in which nobody else uses the catalog."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +18,7 @@ from tierload.heat.locality import Locality
 from tierload.heat.pages import page_locality, page_shares
 from tierload.heat.products import Closure
 from tierload.heat.ranking import Heat, Weights, checked_weights, heats
+from tierload.types import HeatTable
 
 __all__ = ["HeatMeter"]
 
@@ -145,6 +147,38 @@ class HeatMeter:
         """How many parameters a step uses before each one, as the last step did; without those that it did not use."""
         uses = self._locality.next_uses()
         return {name: uses[at] for name, at in self._positions().items() if at in uses}
+
+    def table(self, key_of: Callable[[torch.Tensor], str | None], page_bytes: int = _PAGE_BYTES) -> HeatTable:
+        """What is known of the parameters, as commits carry it: under the key that ``key_of`` gives, without those that
+        have none. Gradient norm, radius and locality are as measured, not ranked. Pages are those of ``pages``; a
+        parameter that does not lie in memory row by row has none of its own."""
+        keys: dict[str, int] = {}
+        for at, parameter in enumerate(self._parameters):
+            key = key_of(parameter)
+            if key is not None:
+                keys.setdefault(key, at)
+        which = list(keys.values())
+        names = [self._names[self._parameters[at]] for at in which]
+        scores, uses = self.scores(), self._locality.next_uses()
+        measured = (self._gradients.average.mean().tolist(), self._curvature.radii(self._proxies()))
+        gradient, radius, locality = (
+            np.array([column[at] for at in which], np.float32) for column in (*measured, self._locality.values())
+        )
+        by_page = self.pages(page_bytes)
+        pages = {
+            key: np.array([page.heat for page in by_page[name]], np.float32)
+            for key, at, name in zip(keys, which, names, strict=True)
+            if len(by_page[name]) > 1 and self._parameters[at].is_contiguous()
+        }
+        return HeatTable(
+            keys=tuple(keys),
+            gradient=gradient,
+            radius=radius,
+            locality=locality,
+            heat=np.array([scores[name].heat for name in names], np.float32),
+            first_use=np.array([uses.get(at, -1) for at in which], np.int32),
+            pages=pages,
+        )
 
     def touch(self, name: str, rows: torch.Tensor) -> None:
         """Says that this step uses these rows (indices of the first dimension) of a parameter: the experts that a

@@ -8,10 +8,12 @@ from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
 from tierload.state.gates import Gate, GatedParameter, GatedTensor
 from tierload.state.hot_binding import Arriving, HotPlan, plan_hot
+from tierload.state.heat_columns import read_heat, write_heat
 from tierload.state.keys import ROOT
 from tierload.state.lazy import LazyTensor, Pages, plan_lazy
 from tierload.state.memory import NO_CHUNKS
 from tierload.state.modules import is_stateful
+from tierload.state.names import ParameterNames
 from tierload.state.nodes import tag_of
 from tierload.state.outline import Outline, Unread, Wanted
 from tierload.state.plan import LoadPlan, plan_load
@@ -39,6 +41,7 @@ __all__ = [
     "LoadPlan",
     "Outline",
     "Pages",
+    "ParameterNames",
     "StoredTensor",
     "Unit",
     "Unread",
@@ -58,7 +61,9 @@ __all__ = [
     "plan_lazy",
     "plan_load",
     "read_documents",
+    "read_heat",
     "register_type",
     "tag_of",
     "write_documents",
+    "write_heat",
 ]

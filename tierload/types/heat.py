@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # the command's help must not wait for numpy
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["HeatTable"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeatTable:
     """Columns of one value for each of ``keys``, which are keys of stored tensors.
 

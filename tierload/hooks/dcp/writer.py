@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -24,6 +24,9 @@ from tierload.hooks.dcp.staging import stage
 from tierload.settings import Settings
 from tierload.types import SaveReport
 
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
+
 __all__ = ["Writer"]
 
 _log = logging.getLogger("tierload")
@@ -32,7 +35,8 @@ _log = logging.getLogger("tierload")
 class Writer(StorageWriter, AsyncStager):
     """Saves into the store at ``path``: ``dcp.save(state, storage_writer=Writer("runs/gpt", step=100))``.
 
-    ``step``, ``metrics``, ``tags``, ``note``, ``settings`` and ``allow_pickle`` are those of ``tierload.save``. Where a
+    ``step``, ``metrics``, ``tags``, ``note``, ``settings``, ``allow_pickle``, ``heat`` are those of ``tierload.save``
+    (the copies that ``async_save`` makes are not the meter's parameters, and have no heat). Where a
     ``checkpoint_id`` is passed to DCP, the number at its end is the step, or else its last name a tag; the path stays.
     All ranks of the job make one commit; with ``no_dist=True``, or a group of one rank, this rank makes one by itself.
     ``report`` is the ``SaveReport`` of the last save, in the process that did it. The store is held during a save only.
@@ -56,6 +60,7 @@ class Writer(StorageWriter, AsyncStager):
         note: str = "",
         settings: Settings | None = None,
         allow_pickle: bool = False,
+        heat: HeatMeter | None = None,
     ) -> None:
         super().__init__()
         self.path = os.fspath(path)
@@ -65,6 +70,7 @@ class Writer(StorageWriter, AsyncStager):
         self.note = note
         self.settings = settings
         self.allow_pickle = allow_pickle
+        self.heat = heat
         self.report: SaveReport | None = None
         self._named: tuple[int | None, str | None] = None, None  # the step and tag of the checkpoint_id
         self._collectives = True
@@ -160,4 +166,5 @@ class Writer(StorageWriter, AsyncStager):
                 tags=self.tags if tag is None else (*self.tags, tag),
                 note=self.note,
                 allow_pickle=self.allow_pickle,
+                heat=self.heat,
             )

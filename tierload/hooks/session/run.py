@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,14 +16,18 @@ from tierload import api
 from tierload.catalog import parse_best
 from tierload.engine import Store, place, tags_of
 from tierload.errors import InvalidRequest, TierloadError
+from tierload.hooks.metering import HEAT, check, meter_of, stored_heat
 from tierload.hooks.session.keeping import Keeping, Retention
 from tierload.hooks.session.loaders import Batches
-from tierload.hooks.session.parts import OWN, guard_optimizers, state_of
+from tierload.hooks.session.parts import OWN, guard_optimizers, state_of, trained
 from tierload.hooks.session.stopping import Stopping
 from tierload.observe import say
 from tierload.settings import Settings
 from tierload.state import RNG, rng
 from tierload.types import Commit
+
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
 
 __all__ = ["Session"]
 
@@ -44,6 +48,10 @@ class Session:
     stay. With ``on_signal="save"``, SIGTERM makes the loop save after the step that it is in, and end the program by
     ``SystemExit`` (status 143); a second one ends it at once.
 
+    With ``heat=True`` a meter follows the module that the optimizer trains, while the block runs; ``heat=`` also takes
+    a ``tierload.heat.HeatMeter`` of the program's. Commits have the heat of their tensors (``Store.heat``), and what
+    the meter has measured, from which it goes on; ``run.meter`` is the meter.
+
     In a job of torch.distributed all ranks do all of this together.
 
     Raises:
@@ -61,6 +69,7 @@ class Session:
         keep_best: str | None = None,
         on_signal: Literal["save"] | None = "save",
         settings: Settings | None = None,
+        heat: HeatMeter | bool = False,
         **parts: object,
     ) -> None:
         if type(every) is not int or every < 1:
@@ -74,7 +83,10 @@ class Session:
             raise InvalidRequest("keep_every and keep_best need keep: how many of the newest commits to keep besides")
         if keep_best is not None:
             parse_best(keep_best)
+        check(heat)
         self.resumed: Commit | None = None
+        self.meter: HeatMeter | None = None
+        self._heat = heat
         self._path = path
         self._every = every
         self._retention = Retention(keep, keep_every, keep_best)
@@ -82,6 +94,8 @@ class Session:
         self._own: dict[str, Any] = {"step": 0}
         self._state, self._loaders = state_of(parts)
         self._state[OWN] = self._own
+        if heat is True:
+            trained(self._state)
         self._metrics: dict[str, object] = {}
         self._tags: tuple[str, ...] = ()
         self._due = False
@@ -107,12 +121,13 @@ class Session:
         if store in _in_use:
             raise InvalidRequest(f"{self._path}: another session of this process has not left its with block yet")
         try:
-            self._resume(store)
+            measured = self._resume(store)
             guard_optimizers(self._state)
             if store.together:
                 self._stopping.join(store.settings.rank_timeout_seconds)
             if self._retention.keep is not None and not (store.together and place()[0]):  # rank 0 holds the store
                 self._keeping = Keeping(store, self._retention)
+            self._measure(measured)
         except BaseException:
             store.close()
             raise
@@ -120,11 +135,14 @@ class Session:
         _in_use.add(store)
         return self
 
-    def _resume(self, store: Store) -> None:
-        """Everything as it was at the newest commit, if there is one: random states last."""
+    def _resume(self, store: Store) -> Mapping[str, Any] | None:
+        """Everything as it was at the newest commit, if there is one: random states last. Gives the state of its meter,
+        which a commit may have or not, whatever this session has."""
+        measured = None
         if store.head() is not None:
             try:
-                store.load(into=self._state)
+                measured = stored_heat(store)
+                store.load(into=self._state if measured is None else self._state | {HEAT: None})
             except TierloadError as error:
                 error.add_note(
                     f"The newest commit of {store.path} does not fit the parts of this session. To begin another run, "
@@ -137,12 +155,26 @@ class Session:
         for loader in self._loaders:
             loader.start()
         rng.restore(RNG(), now)
+        return measured
+
+    def _measure(self, measured: Mapping[str, Any] | None) -> None:
+        """Follows the training from here, or from what was ``measured`` before."""
+        if self._heat is False:
+            return
+        if self._heat is True:
+            self.meter = meter_of(*trained(self._state))
+        else:
+            self.meter = self._heat
+        if measured is not None:
+            self.meter.load_state_dict(measured)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end_loop()
         store, self._store = self._opened(), None
+        if self._heat is True and self.meter is not None:
+            self.meter.close()
         _in_use.discard(store)
         keeping, self._keeping = self._keeping, None
         try:
@@ -269,12 +301,13 @@ class Session:
     def _save(self, *, durable: bool) -> None:
         store = self._opened()
         metrics = {name: _read(value) for name, value in self._metrics.items()}
+        state = self._with_heat()
         if durable:
-            store.save(self._state, step=self.step, metrics=metrics, tags=self._tags)
+            store.save(state, step=self.step, metrics=metrics, tags=self._tags, heat=self.meter)
         else:
             if self._due and store.settings.on_busy == "skip":
                 store.wait()  # what was asked for, with its tags, is this step and no later one
-            pending = store.async_save(self._state, step=self.step, metrics=metrics, tags=self._tags)
+            pending = store.async_save(state, step=self.step, metrics=metrics, tags=self._tags, heat=self.meter)
             if pending.skipped:
                 return  # what was logged is for the next one
             if self._keeping is not None:
@@ -285,7 +318,10 @@ class Session:
         """Once, after the first step, when optimizers have their states: the first save is as fast as the others."""
         if not self._prepared:
             self._prepared = True
-            self._opened().prepare(self._state)
+            self._opened().prepare(self._with_heat())
+
+    def _with_heat(self) -> dict[str, Any]:
+        return self._state if self.meter is None else self._state | {HEAT: self.meter}
 
     def _leave(self) -> None:
         """Ends the program, if a signal wants it."""

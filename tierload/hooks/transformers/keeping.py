@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tierload.api import async_save, guard
 from tierload.api import open as open_store
 from tierload.engine import PendingSave
 from tierload.errors import TierloadError
+from tierload.hooks.metering import HEAT, check, meter_of, stored_heat
 from tierload.hooks.transformers import commits
 from tierload.hooks.transformers.batches import DrawnBatches, drawn, generators, set_generators
 from tierload.hooks.transformers.files import files_of
 from tierload.settings import Settings
 from tierload.state import RNG, Folder
+
+if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
 
 __all__ = ["Keeper"]
 
@@ -24,8 +28,11 @@ _log = logging.getLogger(__name__)
 class Keeper:
     """Saves a trainer into the store at ``path``, and knows the commit that it goes on from while it trains."""
 
-    def __init__(self, path: str, settings: Settings | None) -> None:
+    def __init__(self, path: str, settings: Settings | None, heat: HeatMeter | bool) -> None:
+        check(heat)
         self.path = path
+        self.meter: HeatMeter | None = None  # while a trainer trains
+        self._heat = heat
         self.settings = settings
         self.trains = False
         self.resumed: commits.Resumed | None = None
@@ -64,6 +71,8 @@ class Keeper:
     def ends(self) -> None:
         """It trains no more, whatever the reason."""
         self.resumed, self.trains, self._before_step = None, False, None
+        if self._heat is True and self.meter is not None:
+            self.meter.close()
 
     def draws(self, loader: Any, *, skips: bool) -> None:
         """Batches come from here; those that an interrupted epoch had are skipped if ``skips``."""
@@ -84,6 +93,17 @@ class Keeper:
         guarded = guard(getattr(optimizer, "optimizer", optimizer))
         if guarded.reason:
             _log.warning("saves copy everything before they return: %s", guarded.reason)
+
+    def measures(self, model: Any, optimizer: Any) -> None:
+        """A meter follows the training, if one is wanted, from what the commit has that it goes on from."""
+        if self._heat is False:
+            return
+        self.meter = meter_of(model, getattr(optimizer, "optimizer", optimizer)) if self._heat is True else self._heat
+        if self.resumed is not None:
+            with open_store(self.path) as store:
+                measured = stored_heat(store, commit=self.resumed.commit)
+            if measured is not None:
+                self.meter.load_state_dict(measured)
 
     def steps(self) -> None:
         """Batches for the next step are about to be drawn: a save before its optimizer's is one of this moment."""
@@ -110,6 +130,7 @@ class Keeper:
         else:
             rng, batches = self._before_step or (RNG(), self._drawn())
             content |= commits.live_parts(trainer) | {"rng": rng, "batches": batches}
+            content |= {} if self.meter is None else {HEAT: self.meter}
         metrics = commits.metrics_of(state.log_history[self._logged :])
         self._collect(trainer)
         tags: tuple[str, ...] = ()
@@ -118,7 +139,15 @@ class Keeper:
             tags = (commits.BEST,)
             if settings is not None and settings.on_busy == "skip":
                 settings = dataclasses.replace(settings, on_busy="wait")  # it is asked for again when training ends
-        pending = async_save(content, self.path, step=state.global_step, metrics=metrics, tags=tags, settings=settings)
+        pending = async_save(
+            content,
+            self.path,
+            step=state.global_step,
+            metrics=metrics,
+            tags=tags,
+            settings=settings,
+            heat=self.meter,
+        )
         if not pending.skipped:  # else what was logged is for the next one
             self.pending, self._logged = pending, len(state.log_history)
 

@@ -44,11 +44,20 @@ if _missing:
 class TierloadCallback(TrainerCallback):
     """Where a trainer's commits go: the store at ``path`` (made when it is not there), written with ``settings``.
 
-    It takes effect in a trainer that is a ``TierloadMixin``, or that is started by ``resume``.
+    It takes effect in a trainer that is a ``TierloadMixin``, or that is started by ``resume``. With ``heat=True`` (or a
+    ``tierload.heat.HeatMeter`` of the program's) commits have the heat of their tensors, and what the meter has
+    measured, from which a resumed training goes on; ``meter`` is that of the newest training.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Settings | None = None) -> None:
-        self._keeper = Keeper(os.fspath(path), settings)
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Settings | None = None, *, heat: HeatMeter | bool = False
+    ) -> None:
+        self._keeper = Keeper(os.fspath(path), settings, heat)
+
+    @property
+    def meter(self) -> HeatMeter | None:
+        """What follows the training; None before it begins, and without ``heat``."""
+        return self._keeper.meter
 
     @property
     def pending(self) -> PendingSave | None:
@@ -65,6 +74,7 @@ class TierloadCallback(TrainerCallback):
                 "tierload.hooks.transformers.resume(trainer), or make its class of TierloadMixin and Trainer"
             )
         self._keeper.guards(kwargs["optimizer"], len(state.log_history))
+        self._keeper.measures(kwargs["model"], kwargs["optimizer"])
         self._keeper.draws(kwargs["train_dataloader"], skips=not args.ignore_data_skip)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -73,6 +83,8 @@ class TierloadCallback(TrainerCallback):
 
 
 if TYPE_CHECKING:
+    from tierload.heat import HeatMeter
+
     _Base: Any
 else:
     _Base = object
