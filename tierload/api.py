@@ -5,21 +5,38 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tierload.engine import Guard, PendingSave, Store, guard, place, saves_together
+from tierload.engine import Guard, HotStart, PendingSave, Store, guard, place, saves_together
 from tierload.errors import CommitDropped, InvalidRequest, StoreFenced, StoreIOError, StorePoisoned
 from tierload.settings import Settings
 from tierload.types import Commit, RollbackPlan, SaveReport
 
 if TYPE_CHECKING:
+    import torch
+
     from tierload.heat import HeatMeter
 
-__all__ = ["Guard", "PendingSave", "Store", "async_save", "guard", "load", "open", "prepare", "rollback", "save"]
+__all__ = [
+    "Guard",
+    "HotStart",
+    "PendingSave",
+    "Store",
+    "async_save",
+    "guard",
+    "hot_start",
+    "load",
+    "open",
+    "prepare",
+    "rollback",
+    "save",
+]
 
 _ATTEMPTS = 20
+_COLLECTED = "{}: commits are collected faster than they can be loaded; keep more of them"
 
 _writers: dict[str, Store] = {}
 _visits: dict[str, int] = {}  # how many use a store that is open for their sake only
@@ -139,7 +156,53 @@ def load(
                 return reader.load(**options)  # type: ignore[arg-type]
             except CommitDropped:
                 continue  # a run beside us saved and collected since we looked: there is a newer one
-    raise CommitDropped(f"{path}: commits are collected faster than they can be loaded; keep more of them")
+    raise CommitDropped(_COLLECTED.format(path))
+
+
+def hot_start(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int | None = None,
+    commit: str | Commit | None = None,
+    tag: str | None = None,
+    key: str | None = None,
+    example: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    progress: bool = False,
+) -> HotStart:
+    """Loads the newest commit (or that of a ``step``, ``commit`` id or ``tag``) into a model and its optimizer that are
+    used meanwhile: it returns at once, and the first use of a tensor waits for that one alone. See ``HotStart``.
+
+    The model is looked for in the stored state by the names of its tensors, or is at ``key``. Tensors arrive in the
+    order in which a forward pass uses them: as an ``example`` of its arguments shows (nothing is computed), as the
+    commit's heat recorded it, else as modules are registered. States of optimizers come last. Tensors on meta get their
+    memory; a buffer on meta that is in no state dict has to be computed before, which is an error. ``progress`` shows
+    on stderr how far it is.
+
+    What cannot be made to wait is there when it returns: tensors that are spread over ranks, or are subclasses, and
+    modules in TorchScript or with a loading of their own.
+
+    Raises:
+        StoreNotFound, CommitNotFound, KeyMismatch, CorruptPage, CorruptStore: each says what, where and what to do;
+            nothing was changed. Damage that is met later is raised by the use that needs the page.
+    """
+    began = time.perf_counter()
+    with _lock:
+        store = _held(path)
+    options = {"step": step, "commit": commit, "tag": tag, "key": key, "example": example}
+    options |= {"strict": strict, "cast": cast, "progress": progress}
+    if store is not None:
+        return store.hot_start(model, optimizer, **options)  # type: ignore[arg-type]
+    for _ in range(_ATTEMPTS):
+        with Store(path, mode="r") as reader:
+            try:
+                return reader.hot_start(model, optimizer, **options, began=began)  # type: ignore[arg-type]
+            except CommitDropped:
+                continue
+    raise CommitDropped(_COLLECTED.format(path))
 
 
 def rollback(

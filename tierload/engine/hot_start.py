@@ -94,8 +94,8 @@ class HotStart:
         options: HotOptions,
         threads: int,
         rank: int,
+        start: float,
     ) -> None:
-        start = time.perf_counter()
         self.commit: Commit = source.commit
         self.report, units = plan.begin(lambda part: fill(source, part, threads, rank))
         of_tensor = {id(tensor): number for number, unit in enumerate(units) for tensor in unit.tensors}

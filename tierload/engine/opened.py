@@ -10,15 +10,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, decode_text
 from tierload.engine import balancing, checking, comparing, devices, records, values
 from tierload.engine.company import company_of
+from tierload.engine.hot_start import HotOptions, HotStart, Stage
 from tierload.engine.inventory import Inventory, find_info
 from tierload.engine.job import place
 from tierload.engine.loading import Source, Whole, fill, table_of
@@ -27,8 +28,11 @@ from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import Outline, own_keys, plan_bind, plan_lazy, plan_load, read_heat
+from tierload.state import Outline, own_keys, plan_bind, plan_hot, plan_lazy, plan_load, read_heat
 from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, HeatTable, ShardInfo, VerifyReport
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["OpenStore", "Which"]
 
@@ -347,6 +351,65 @@ class OpenStore:
         else:
             company.fill(source, plan, self._threads)
         return plan.finish()
+
+    def hot_start(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        step: int | None = None,
+        commit: str | Commit | None = None,
+        tag: str | None = None,
+        into: object = None,
+        key: str | None = None,
+        example: tuple[Any, ...] | Mapping[str, Any] | None = None,
+        strict: bool = True,
+        cast: bool = False,
+        types: Sequence[type] = (),
+        allow_pickle: bool = False,
+        rank: int | None = None,
+        progress: bool = False,
+        began: float | None = None,
+    ) -> HotStart:
+        """Loads a commit (the head) into ``model`` and ``optimizer`` while they are used already: it returns at once,
+        and the first use of a tensor waits for that one. See ``HotStart``.
+
+        The model is looked for in the stored state by the names of its tensors, or is at ``key``; ``into`` is a whole
+        target, as ``load`` takes it, of which ``model`` and ``optimizer`` are parts. Tensors arrive in the order in which a
+        forward pass uses them: as an ``example`` of its arguments shows (nothing is computed), as the commit's heat
+        recorded it, else as modules are registered. States of optimizers come last.
+
+        Tensors on meta get their memory. A buffer on meta that is in no state dict has to be computed before, which is
+        an error. Tensors that cannot be made to wait are there when it returns: those that are spread over ranks,
+        subclasses, modules in TorchScript or with a loading of their own.
+
+        Raises:
+            KeyMismatch: Store and target differ: everything is listed, and nothing was changed.
+            CorruptPage: Of what has to be there at once. Later, it is raised by the use that needs the page.
+        """
+        began = time.perf_counter() if began is None else began
+        self._wait_for_background()
+        here, ranks = place()
+        whose = here if rank is None else rank
+        source = pinned(self._source(step, commit, tag, whose, ranks))
+        find = partial(_find_pinned, os.path.abspath(self.path), source.commit.id, whose, ranks)
+        pages = PinnedPages(source, find, self._threads, here)
+        rows = sum(len(source.table(holder).pages) for holder in range(source.commit.ranks))
+        opened = Stage("open", time.perf_counter() - began, f"{rows} pages of {source.commit.ranks} shards, verified")
+        start = time.perf_counter()
+        plan = plan_hot(
+            source.document,
+            source.chunks,
+            (model, optimizer) if into is None else into,
+            key=key,
+            strict=strict,
+            cast=cast,
+            types=types,
+            allow_pickle=allow_pickle,
+            whole=source.whole,
+        )
+        options = HotOptions(example, self.heat(source.commit), self.settings.hot_budget_bytes, progress)
+        return HotStart(source, plan, pages, opened, options, self._threads, here, start)
 
     def reader(
         self,
