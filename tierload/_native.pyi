@@ -307,7 +307,10 @@ class PageSet:
     """Pages to be saved; see tierload.layout.PagePlan."""
 
     @staticmethod
-    def of(pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> PageSet: ...
+    def of(pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hot: int = 0) -> PageSet:
+        """
+        `order`: which page is placed first, and so on; the first `hot` of them are hot.
+        """
 
     @property
     def staging_bytes(self) -> int:
@@ -396,7 +399,7 @@ class Save:
     @property
     def txid(self) -> int: ...
 
-    def write(self, pages: PageSet, staging: Staging | None, parents: Sequence[Manifest], compression: str, device_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
+    def write(self, pages: PageSet, staging: Staging | None, parents: Sequence[Manifest], compression: str, device_rate: float, read_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
 
     def write_manifest(self, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes, heats: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
 

@@ -28,6 +28,9 @@ class Settings:
     first byte until the segment is durable; the segment ends early for it (0: no bound). ``bandwidth_cap_mbps``:
     megabytes (10**6 bytes, not bits) a second that this store writes to segments, over all its saves (0: no cap). Where
     the two collide, the cap wins. Segments that took longer than the interval are counted in ``SaveReport.pacing``.
+    ``hot_budget_bytes``: where a save has a heat meter (``heat=``), the hottest pages, as many as have so many
+    raw bytes, are placed first, and with ``compression="auto"`` stored raw where that is faster to load from the device
+    as it was measured (0: a quarter of the state's bytes; of each rank's part where several save together).
 
     Of saves in the background: ``host_budget_bytes`` bounds the memory for copies of states (0: half of what is
     available; a state that needs more is copied in waves, and the loop waits for them). ``max_in_flight``: how many may
@@ -55,6 +58,7 @@ class Settings:
     io: Literal["auto", "buffered"] = "auto"
     flush_interval_ms: int = 0
     bandwidth_cap_mbps: float = 0
+    hot_budget_bytes: int = 0
     grace_seconds: float = 25.0
     host_budget_bytes: int = 0
     max_in_flight: int = 1
@@ -89,6 +93,8 @@ class Settings:
             raise ValueError(f"page_bytes is {size}; use a power of two from 4096 to {16 * _MIB}")
         if not 0 <= self.pack_below_bytes <= size:
             raise ValueError(f"pack_below_bytes is {self.pack_below_bytes}; use 0 to page_bytes ({size})")
+        if self.hot_budget_bytes < 0:
+            raise ValueError(f"hot_budget_bytes is {self.hot_budget_bytes}; use 0 for a quarter of the state, or more")
         if self.max_segment_size_mb < 1 or self.threads < 0 or self.full_every < 0:
             raise ValueError("max_segment_size_mb must be at least 1; threads and full_every at least 0")
         interval, cap = self.flush_interval_ms, self.bandwidth_cap_mbps

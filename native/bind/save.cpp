@@ -36,8 +36,9 @@ class Save {
 
   // Of `staging`, the copies of `pages`, where there is one.
   void write(const PageSet& pages, Staging* staging, const std::vector<ManifestView*>& parents,
-             const std::string& compression, double device_rate, unsigned threads, uint64_t segment_bytes,
-             uint64_t flush_interval_ms, TokenBucket* bucket, bool background, Cancel* cancel, Progress* progress) {
+             const std::string& compression, double device_rate, double read_rate, unsigned threads,
+             uint64_t segment_bytes, uint64_t flush_interval_ms, TokenBucket* bucket, bool background, Cancel* cancel,
+             Progress* progress) {
     WriteOptions options;
     options.threads = threads;
     options.segment_bytes = segment_bytes;
@@ -45,7 +46,10 @@ class Save {
     options.bucket = bucket;
     options.background = background;
     options.cancelled = cancel ? cancel->flag() : nullptr;
-    if (compression == "auto") options.device_rate = device_rate;
+    if (compression == "auto") {
+      options.device_rate = device_rate;
+      if (read_rate > 0) options.read_rate = read_rate;
+    }
     // Ranks that save together try as many pages between them as one does, but never a single one.
     options.samples = std::max<size_t>(options.samples / attempt_.ranks, 2);
     if (compression == "off") options.compression = Compression::off;
@@ -56,6 +60,7 @@ class Save {
     for (const ManifestView* parent : parents) manifests.push_back(parent->manifest.get());
     const nb::gil_scoped_release release;
     written_ = write_pages(shard(), sources, manifests, options, progress);
+    written_.pages = pages.by_page(std::move(written_.pages));
   }
 
   void write_manifest(uint32_t page_bytes, const Array<uint8_t>& chunks, const Array<uint8_t>& dims,
@@ -198,9 +203,9 @@ void bind_save(nb::module_& module) {
       .def_prop_ro("epoch", [](const Save& self) { return self.attempt().epoch; })
       .def_prop_ro("txid", [](const Save& self) { return self.attempt().txid; })
       .def("write", &Save::write, nb::arg("pages"), nb::arg("staging").none(), nb::arg("parents"),
-           nb::arg("compression"), nb::arg("device_rate"), nb::arg("threads"), nb::arg("segment_bytes"),
-           nb::arg("flush_interval_ms"), nb::arg("bucket").none(), nb::arg("background"), nb::arg("cancel").none(),
-           nb::arg("progress").none())
+           nb::arg("compression"), nb::arg("device_rate"), nb::arg("read_rate"), nb::arg("threads"),
+           nb::arg("segment_bytes"), nb::arg("flush_interval_ms"), nb::arg("bucket").none(), nb::arg("background"),
+           nb::arg("cancel").none(), nb::arg("progress").none())
       .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
            nb::arg("keys"), nb::arg("state"), nb::arg("heats").none() = nb::none())
       .def("refer", &Save::refer, nb::arg("row"),

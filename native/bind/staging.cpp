@@ -23,11 +23,35 @@ std::vector<StridedView> views_of(std::span<const int64_t> numbers) {
   return views;
 }
 
+// What is said of each page, as said of each source.
+std::vector<uint8_t> in_order(const PageSet& set, std::span<const uint8_t> by_page) {
+  if (set.order.empty()) return {by_page.begin(), by_page.end()};
+  std::vector<uint8_t> by_source;
+  for (const uint32_t page : set.order) by_source.push_back(by_page[page]);
+  return by_source;
+}
+
+// Sources come in `order` from now on, and the first `hot` of them are hot.
+void put_in_order(PageSet& set, std::span<const uint32_t> order, size_t hot) {
+  std::vector<bool> placed(set.sources.size());
+  std::vector<PageSource> sources;
+  for (const uint32_t page : order) {
+    if (page >= placed.size() || placed[page]) throw UsageError("an order has every page once");
+    placed[page] = true;
+    sources.push_back(set.sources[page]);
+    sources.back().hot = sources.size() <= hot;
+  }
+  if (sources.size() != placed.size()) throw UsageError("an order has every page once");
+  set.sources = std::move(sources);
+  set.order.assign(order.begin(), order.end());
+}
+
 std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<uint64_t>& lengths,
                                   const Array<uint32_t>& part_views, const Array<uint64_t>& part_offsets,
                                   const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
                                   const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating,
-                                  const Array<uint8_t>& packed) {
+                                  const Array<uint8_t>& packed, const std::optional<Array<uint32_t>>& order,
+                                  uint32_t hot) {
   const size_t pages = parts_of_page.size();
   if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
       part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
@@ -57,6 +81,7 @@ std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<u
                        packed.data()[i] != 0};
     part += count;
   }
+  if (order) put_in_order(*set, span_of(*order), hot);
   return set;
 }
 
@@ -66,7 +91,8 @@ void bind_staging(nb::module_& module) {
   nb::class_<PageSet>(module, "PageSet", "Pages to be saved; see tierload.layout.PagePlan.")
       .def_static("of", &page_set, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
                   nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
-                  nb::arg("floating"), nb::arg("packed"))
+                  nb::arg("floating"), nb::arg("packed"), nb::arg("order") = nb::none(), nb::arg("hot") = 0,
+                  "`order`: which page is placed first, and so on; the first `hot` of them are hot.")
       .def_prop_ro("staging_bytes", &Staging::bytes_of, "What an arena needs to hold all of them.");
 
   nb::class_<Arena>(module, "Arena", nb::is_weak_referenceable(),
@@ -80,7 +106,9 @@ void bind_staging(nb::module_& module) {
       .def(
           "__init__",
           [](Staging* self, std::shared_ptr<PageSet> pages, const Array<uint8_t>& late, std::shared_ptr<Arena> arena) {
-            new (self) Staging(std::move(pages), span_of(late), std::move(arena));
+            if (late.size() != pages->sources.size()) throw UsageError("`late` has to say something of each page");
+            const std::vector<uint8_t> placed = in_order(*pages, span_of(late));
+            new (self) Staging(std::move(pages), placed, std::move(arena));
           },
           nb::arg("pages"), nb::arg("late"), nb::arg("arena"))
       .def("copy_now", &Staging::copy_now, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>())
@@ -103,6 +131,7 @@ void bind_staging(nb::module_& module) {
           "places",
           [](const Staging& self) {
             if (!self.keeps_all()) throw UsageError("a copy in waves has no places for all pages");
+            if (!self.pages().order.empty()) throw UsageError("in an order of their own, a chunk's pages lie apart");
             auto places = std::make_unique<std::vector<uint64_t>>();
             for (const PageSource& source : self.sources()) {
               places->push_back(reinterpret_cast<uint64_t>(source.parts[0].base));

@@ -1,4 +1,4 @@
-// Whether compression pays here: where encoding is faster than the device.
+// Whether compression pays here: where encoding is faster than the device; and for hot pages, decoding.
 #include <time.h>
 
 #include <algorithm>
@@ -17,32 +17,43 @@ double seconds_of_work() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+// Some pages that lie together in memory, from all over the state; packed ones are small and few.
+std::vector<size_t> sample_pages(std::span<const PageSource> sources, size_t most, bool hot) {
+  std::vector<size_t> pages;
+  for (size_t page = 0; page < sources.size(); ++page) {
+    const PageSource& source = sources[page];
+    if (hot && !source.hot) continue;
+    if (source.parts.size() == 1 && source.parts[0].view == nullptr && !source.packed) pages.push_back(page);
+  }
+  const size_t count = std::min(most, pages.size());
+  std::vector<size_t> samples;
+  for (size_t i = 0; i < count; ++i) samples.push_back(pages[(i * pages.size() + pages.size() / 2) / count]);
+  return samples;
+}
+
+// The bytes of a sampled page, once they are there.
+Bytes bytes_of(const PageSource& source, size_t page, PageGate* gate) {
+  if (gate != nullptr) gate->wait(page);
+  return {source.parts[0].base, source.parts[0].length};
+}
+
 }  // namespace
 
 Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
                                double device_rate, size_t most_samples) {
-  // Pages that lie together in memory, from all over the state; packed ones are small and few.
-  std::vector<size_t> pages;
-  for (size_t page = 0; page < sources.size(); ++page) {
-    const PageSource& source = sources[page];
-    if (source.parts.size() == 1 && source.parts[0].view == nullptr && !source.packed) pages.push_back(page);
-  }
+  const std::vector<size_t> samples = sample_pages(sources, most_samples, false);
   CodecScratch scratch;
   double encoding = 0;
   double hashing = 0;
   uint64_t raw = 0;
   uint64_t stored = 0;
-  const size_t samples = std::min(most_samples, pages.size());
-  if (samples > 0) {  // the first one finds no memory to work in yet, and does not count
-    if (gate != nullptr) gate->wait(pages[0]);
-    const PageSource& page = sources[pages[0]];
-    encode_page({page.parts[0].base, page.parts[0].length}, page.item_size, page.floating, Compression::fast, scratch);
+  if (!samples.empty()) {  // the first one finds no memory to work in yet, and does not count
+    const PageSource& page = sources[samples[0]];
+    encode_page(bytes_of(page, samples[0], gate), page.item_size, page.floating, Compression::fast, scratch);
   }
-  for (size_t i = 0; i < samples; ++i) {
-    const size_t number = pages[(i * pages.size() + pages.size() / 2) / samples];
+  for (const size_t number : samples) {
     const PageSource& page = sources[number];
-    if (gate != nullptr) gate->wait(number);
-    const Bytes bytes(page.parts[0].base, page.parts[0].length);
+    const Bytes bytes = bytes_of(page, number, gate);
     double start = seconds_of_work();
     tree_digest(bytes, page_leaf);
     hashing += seconds_of_work() - start;
@@ -60,6 +71,40 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
   const double compressed = std::max((hashing + encoding) / workers, static_cast<double>(stored) / device_rate);
   const double plain = std::max(hashing / workers, bytes / device_rate);
   return compressed <= plain ? Compression::fast : Compression::off;
+}
+
+bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsigned threads, double read_rate,
+                      size_t most_samples) {
+  CodecScratch encoder;
+  CodecScratch decoder;
+  std::vector<std::byte> decoded;
+  double decoding = 0;  // and the digest of what is stored, which only pages that are not raw have besides
+  double hashing = 0;
+  uint64_t raw = 0;
+  uint64_t stored = 0;
+  for (const size_t number : sample_pages(sources, most_samples, true)) {
+    const PageSource& page = sources[number];
+    const Bytes bytes = bytes_of(page, number, gate);
+    const Encoded encoded = encode_page(bytes, page.item_size, page.floating, Compression::fast, encoder);
+    if (encoded.codec == Codec::raw) continue;  // it is raw in any case
+    decoded.resize(bytes.size());
+    decode_page(encoded.bytes, encoded.codec, page.item_size, decoded, decoder);  // touches what it works in
+    double start = seconds_of_work();
+    tree_digest(encoded.bytes, page_leaf);
+    decode_page(encoded.bytes, encoded.codec, page.item_size, decoded, decoder);
+    decoding += seconds_of_work() - start;
+    start = seconds_of_work();
+    tree_digest(bytes, page_leaf);
+    hashing += seconds_of_work() - start;
+    raw += bytes.size();
+    stored += encoded.bytes.size();
+  }
+  if (raw == 0) return false;
+  // A load is as slow as the slower one of device and workers, like a save.
+  const double workers = std::max(threads, 1u);
+  const double plain = std::max(hashing / workers, static_cast<double>(raw) / read_rate);
+  const double compressed = std::max((hashing + decoding) / workers, static_cast<double>(stored) / read_rate);
+  return plain <= compressed;
 }
 
 }  // namespace tierload

@@ -75,7 +75,8 @@ Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> l
     at += bytes;
   }
   for (size_t page = 0; page < pages.size(); ++page) {
-    sources_.push_back({std::span(&parts_[page], 1), pages[page].item_size, pages[page].floating, pages[page].packed});
+    sources_.push_back(pages[page]);
+    sources_.back().parts = std::span(&parts_[page], 1);
     order_.push_back(static_cast<uint32_t>(page));
     if (!late[page]) now_ = page + 1;
   }

@@ -1,5 +1,5 @@
-// Saving pages. Workers digest and encode into a ring of slots; slots are placed in page order, so the layout is the
-// same whatever the threads do; one writer puts runs of placed slots into the segment with one call each.
+// Saving pages. Workers digest and encode into a ring of slots; slots are placed in the order of their sources, so the
+// layout is the same whatever the threads do; one writer puts runs of placed slots into the segment with one call each.
 #include <algorithm>
 #include <array>
 #include <condition_variable>
@@ -131,26 +131,46 @@ class PageWriter {
       at.known = &parent;
       return;
     }
-    at.encoded = encode_page(at.raw, source.item_size, source.floating, compression(), at.scratch);
+    at.encoded = encode_page(at.raw, source.item_size, source.floating, compression_of(source), at.scratch);
     at.row.codec = static_cast<uint8_t>(at.encoded.codec);
     at.row.stored_length = static_cast<uint32_t>(at.encoded.bytes.size());
     at.row.stored_digest =
         at.encoded.codec == Codec::raw ? at.row.raw_digest : tree_digest(at.encoded.bytes, page_leaf);
   }
 
+  Compression compression_of(const PageSource& source) {
+    const Compression usual = compression();
+    return source.hot && usual == Compression::fast && hot_is_raw() ? Compression::off : usual;
+  }
+
   // Decided for the whole save by the first page that needs it: an unchanged state tries nothing.
   Compression compression() {
     std::call_once(chosen_, [this] {
       if (options_.device_rate) {
-        const size_t reach = options_.gate ? options_.gate->reach() : sources_.size();
-        result_.compression = choose_compression(sources_.first(reach), options_.gate, options_.threads,
-                                                 *options_.device_rate, options_.samples);
+        result_.compression =
+            choose_compression(samplable(), options_.gate, options_.threads, *options_.device_rate, options_.samples);
       }
     });
     return result_.compression;
   }
 
-  // Gives the page its place, in page order, and queues what has to be written.
+  // Likewise, by the first hot one.
+  bool hot_is_raw() {
+    std::call_once(hot_chosen_, [this] {
+      if (options_.read_rate) {
+        hot_is_raw_ =
+            raw_loads_faster(samplable(), options_.gate, options_.threads, *options_.read_rate, options_.samples);
+      }
+    });
+    return hot_is_raw_;
+  }
+
+  // The pages that come whatever the others do.
+  std::span<const PageSource> samplable() const {
+    return sources_.first(options_.gate ? options_.gate->reach() : sources_.size());
+  }
+
+  // Gives the page its place, in the order of sources, and queues what has to be written.
   void place(size_t page) {
     check_cancelled(options_.cancelled);
     Slot& at = slot(page);
@@ -363,6 +383,8 @@ class PageWriter {
   uint64_t offset_ = 0;
 
   std::once_flag chosen_;
+  std::once_flag hot_chosen_;
+  bool hot_is_raw_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t next_ = 0;

@@ -21,8 +21,9 @@ _BLOCK_BYTES, _DEPTH = 1 << 20, 8  # good on most devices
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The best way to move data to a device and back. Rates are bytes a second, until durable and from the device.
-    ``block_bytes`` and ``depth`` are the size and number of transfers on their way past the page cache."""
+    """The best way to move data to a device and back. Rates are bytes a second, until durable and from the device;
+    0 from it where nobody has measured. ``block_bytes`` and ``depth`` are the size and number of transfers on their way
+    past the page cache."""
 
     write: float
     read: float
@@ -36,7 +37,7 @@ class Device:
         return whole and ways and 0 < self.write < math.inf and 0 < self.read < math.inf
 
 
-UNKNOWN = Device(1e9, 1e9)  # what a device is taken for until it was measured
+UNKNOWN = Device(1e9, 0.0)  # what a device is taken for until it was measured
 _MEMORY = Device(math.inf, math.inf)
 
 

@@ -13,7 +13,7 @@ from tierload import _native
 from tierload.engine.devices import Device
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
-from tierload.layout import PagePlan, page_heats
+from tierload.layout import PagePlan, Placement
 from tierload.settings import Settings
 from tierload.state import write_heat
 from tierload.types import Commit, FlatState, HeatTable, Pacing
@@ -26,7 +26,7 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @dataclass(slots=True)
 class Draft:
     """A state that is about to be saved, and what its commit says of itself. ``meta`` is in the form of ``values``.
-    ``heat`` is that of its tensors, where it is known."""
+    ``heat`` is that of its tensors, where it is known, and ``placement`` the order of ``page_set`` for it."""
 
     flat: FlatState
     plan: PagePlan
@@ -35,6 +35,7 @@ class Draft:
     meta: dict[str, object]
     tags: tuple[str, ...]
     heat: HeatTable | None = None
+    placement: Placement | None = None
 
     @property
     def nbytes(self) -> int:
@@ -120,6 +121,7 @@ def save_state(
             parents=[manifest] if manifest is not None else [],
             compression=settings.compression,
             device_rate=device.write,
+            read_rate=device.read,
             threads=threads,
             segment_bytes=settings.max_segment_size_mb << 20,
             flush_interval_ms=settings.flush_interval_ms,
@@ -135,7 +137,7 @@ def save_state(
             dims=draft.plan.chunks.dims.view(np.uint8),
             keys=draft.plan.chunks.keys,
             state=draft.document,
-            heats=None if draft.heat is None else page_heats(draft.plan, draft.heat),
+            heats=None if draft.placement is None else draft.placement.heats,
         )
         save.flush()
         commit = committed(
@@ -155,8 +157,8 @@ def save_state(
     return Saved(commit, save)
 
 
-def page_set(plan: PagePlan) -> _native.PageSet:
-    """The pages of a plan, as the core takes them."""
+def page_set(plan: PagePlan, placement: Placement | None = None) -> _native.PageSet:
+    """The pages of a plan, as the core takes them, in the order in which they are placed."""
     return _native.PageSet.of(
         pointers=plan.pointers,
         lengths=plan.lengths,
@@ -167,6 +169,8 @@ def page_set(plan: PagePlan) -> _native.PageSet:
         item_sizes=plan.item_sizes,
         floating=plan.floating,
         packed=plan.packed,
+        order=placement.order if placement else None,
+        hot=placement.hot if placement else 0,
     )
 
 

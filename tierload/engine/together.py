@@ -23,7 +23,7 @@ from tierload.engine.pieces import pieces_of, shared_parts, state_of
 from tierload.engine.saving import OUT_OF_SPACE, Draft, Effort, Saved, io_of, out_of_space, page_set
 from tierload.engine.values import encode_meta, metrics_of
 from tierload.errors import RanksDisagree, StoreIOError
-from tierload.layout import PagePlan, page_heats, plan_pages
+from tierload.layout import PagePlan, Placement, place_pages, plan_pages
 from tierload.settings import Settings
 from tierload.state import write_documents, write_heat
 from tierload.types import Commit, FlatState
@@ -241,15 +241,18 @@ class _Together:
             document = write_heat(document, self._draft.heat)
         state = state_of(about.flat, pieces, document)
         pages = plan_pages(state, settings.page_bytes, settings.pack_below_bytes)
+        heat = self._draft.heat
+        placement = None if heat is None else place_pages(pages, heat, settings.hot_budget_bytes)
         progress = effort.progress or _native.Progress()
         try:
             with job.channel.working("writing", lambda: progress.bytes):
                 save.write(
-                    pages=page_set(pages),
+                    pages=page_set(pages, placement),
                     staging=None,
                     parents=list(self._held),
                     compression=settings.compression,
                     device_rate=around.device().write,
+                    read_rate=around.device().read,
                     threads=around.threads,
                     segment_bytes=settings.max_segment_size_mb << 20,
                     flush_interval_ms=settings.flush_interval_ms,
@@ -258,7 +261,7 @@ class _Together:
                     cancel=effort.cancel,
                     progress=progress,
                 )
-                self._write_shard(save, state, pages, before)
+                self._write_shard(save, state, pages, placement, before)
                 save.flush()
         except StoreIOError as error:
             if error.errno in OUT_OF_SPACE:
@@ -266,10 +269,12 @@ class _Together:
             raise
         return save.row + struct.pack("<QQ", save.raw_bytes, save.written_bytes)
 
-    def _write_shard(self, save: _native.Save, state: FlatState, pages: PagePlan, row: bytes) -> None:
+    def _write_shard(
+        self, save: _native.Save, state: FlatState, pages: PagePlan, placement: Placement | None, row: bytes
+    ) -> None:
         """This rank's manifest, unless the parent's is the same."""
         rows = pages.rows.view(np.uint8), state.chunks.dims.view(np.uint8)
-        heats = None if self._draft.heat is None else page_heats(pages, self._draft.heat)
+        heats = None if placement is None else placement.heats
         if (
             row
             and (before := self._held[0])

@@ -18,7 +18,7 @@ from tierload.engine.opened import OpenStore
 from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
 from tierload.engine.together import Around, refuse_together, save_together
 from tierload.errors import CorruptStore, InvalidRequest, UnsupportedValue
-from tierload.layout import PagePlan, plan_pages, segment_sizes
+from tierload.layout import PagePlan, place_pages, plan_pages, segment_sizes
 from tierload.settings import Settings
 from tierload.state import flatten
 from tierload.types import Commit, FlatState, SaveReport
@@ -198,7 +198,11 @@ class WritingStore(OpenStore):
         self._plan = plan
         if not self.together:
             _refuse_parts(flat)
-        return Draft(flat, plan, page_set(plan), step, meta, values.tags_of(tags), table)
+        placement = None
+        # Ranks that save together place what each of them writes, later; a copy has each chunk in one piece for that.
+        if table is not None and not self.together:
+            placement = place_pages(plan, table, self.settings.hot_budget_bytes)
+        return Draft(flat, plan, page_set(plan, placement), step, meta, values.tags_of(tags), table, placement)
 
     def _committed(self, save: _native.Save, **record: Any) -> Commit:
         """The short part of a save, in which nobody else uses the catalog."""

@@ -1,7 +1,7 @@
 """Pages of chunks: pure geometry. How chunks are cut into pages and packed, and where a chunk's bytes lie in them."""
 
-from tierload.layout.heats import page_heats
 from tierload.layout.pages import PagePlan, plan_pages
+from tierload.layout.placement import Placement, place_pages
 from tierload.layout.rows import CHUNK_PACKED, ROOT_ROW
 from tierload.layout.tables import ManifestTable, ReadPlan, segment_sizes
 
@@ -10,8 +10,9 @@ __all__ = [
     "ROOT_ROW",
     "ManifestTable",
     "PagePlan",
+    "Placement",
     "ReadPlan",
-    "page_heats",
+    "place_pages",
     "plan_pages",
     "segment_sizes",
 ]

@@ -50,6 +50,7 @@ struct PageSource {
   uint8_t item_size = 1;
   bool floating = false;
   bool packed = false;
+  bool hot = false;  // to be loaded fast, where storage and load are at odds
 };
 
 // Where pages come from that are not there yet when their writing begins.
@@ -68,7 +69,8 @@ struct WriteOptions {
   unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
   Compression compression = Compression::fast;
   std::optional<double> device_rate;  // bytes a second: choose_compression() decides, once a page has to be encoded
-  size_t samples = 8;                 // pages that it tries
+  std::optional<double> read_rate;    // bytes a second: raw_loads_faster() decides how hot pages are stored
+  size_t samples = 8;                 // pages that each of them tries
   uint64_t segment_bytes = 128u << 20;
   PageGate* gate = nullptr;  // null: all pages are there
   // A segment ends early to be durable so long after its first byte was placed in it; 0: only its size ends it.
@@ -100,6 +102,11 @@ struct WriteResult {
 // pages are tried, at most `most_samples`, which takes milliseconds.
 Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
                                double device_rate, size_t most_samples);
+
+// Whether hot pages that `fast` makes smaller load faster when they are stored raw all the same: where decoding takes
+// longer than a device that gives `read_rate` bytes a second needs for what was saved. Some are tried, as above.
+bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsigned threads, double read_rate,
+                      size_t most_samples);
 
 // Digests every page, references those that one of `parents` or this call already has, encodes and writes the others
 // into segments of `shard`, in order: the layout depends on the bytes alone, not on threads or time,

@@ -39,7 +39,17 @@ class Arena {
 struct PageSet {
   std::vector<StridedView> views;
   std::vector<SourcePart> parts;
-  std::vector<PageSource> sources;
+  std::vector<PageSource> sources;  // in the order in which they are placed
+  std::vector<uint32_t> order;      // which page of the manifest each one is; empty: the first is the first
+
+  // What is known of each source, as what is known of each page.
+  template <typename T>
+  std::vector<T> by_page(std::vector<T> by_source) const {
+    if (order.empty()) return by_source;
+    std::vector<T> pages(by_source.size());
+    for (size_t i = 0; i < order.size(); ++i) pages[order[i]] = by_source[i];
+    return pages;
+  }
 };
 
 // Copies pages into an arena, in two parts: some before the caller goes on, the rest beside it.
@@ -60,7 +70,7 @@ class Staging : public PageGate {
   // What an arena needs to hold all pages at once.
   static uint64_t bytes_of(const PageSet& pages);
 
-  // Where the copies are, page by page.
+  // Where the copies are, in the order of the pages that they were made from.
   std::span<const PageSource> sources() const { return sources_; }
   // Copies what must not change later, with the caller and up to `threads` - 1 others. In waves it waits for the
   // writer.
@@ -80,6 +90,7 @@ class Staging : public PageGate {
   // Whether every page is still here, for another attempt to write it.
   bool keeps_all() const { return whole_; }
 
+  const PageSet& pages() const { return *from_; }
   uint64_t raw_bytes() const { return raw_bytes_; }
   uint64_t copied_bytes() const { return copied_bytes_; }
 
