@@ -9,7 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tierload.api import Guard, PendingSave, Store, async_save, guard, load, open, prepare, rollback, save
+    from tierload.api import (
+        Guard,
+        HotStart,
+        PendingSave,
+        Store,
+        async_save,
+        guard,
+        hot_start,
+        load,
+        open,
+        prepare,
+        rollback,
+        save,
+    )
     from tierload.convert import ConvertReport, export_state, import_state
     from tierload.errors import (
         CommitDropped,
@@ -75,6 +88,7 @@ __all__ = [
     "File",
     "Folder",
     "Guard",
+    "HotStart",
     "InvalidRequest",
     "KeyMismatch",
     "LoadReport",
@@ -106,6 +120,7 @@ __all__ = [
     "async_save",
     "export_state",
     "guard",
+    "hot_start",
     "import_state",
     "load",
     "open",
@@ -119,7 +134,7 @@ __all__ = [
 _ROOMS = {
     name: room
     for room, names in {
-        "api": "Guard PendingSave Store async_save guard load open prepare rollback save",
+        "api": "Guard HotStart PendingSave Store async_save guard hot_start load open prepare rollback save",
         "convert": "ConvertReport export_state import_state",
         "hooks.session": "Session",
         "settings": "Settings",

@@ -44,6 +44,51 @@ def in_memory(directory: str) -> bool: ...
 
 def io_uring_refusal() -> str: ...
 
+class Arrivals:
+    """
+    Units of bytes that arrive in the background, by urgency; see tierload/arrivals.h.
+    """
+
+    def __init__(self, manifests: list, manifest_of_part: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], units: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ranks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int) -> None: ...
+
+    def work(self) -> None:
+        """
+        Works until everything has arrived; threads call it, as many as were announced.
+        """
+
+    def stop(self) -> None: ...
+
+    def order(self, units: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ranks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def demand(self, unit: int) -> None: ...
+
+    def wait(self, unit: int, seconds: float) -> bool:
+        """Whether a unit has arrived within the time; raises CorruptPage."""
+
+    def arrived(self, unit: int) -> bool: ...
+
+    def next(self, seconds: float) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+        """
+        Units that have arrived or failed since it was last asked; waits for one.
+        """
+
+    def failures(self) -> list[tuple[int, int, str, int, str]]:
+        """
+        Unit, page, path, offset and what is wrong, of each unit that is damaged.
+        """
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    @property
+    def queued(self) -> int: ...
+
 def watch_termination(grace_seconds: float) -> None: ...
 
 def terminating() -> bool: ...

@@ -65,6 +65,7 @@ Arrivals::Arrivals(std::shared_ptr<Storage> storage, std::vector<ArrivingParts> 
 Arrivals::~Arrivals() = default;
 
 void Arrivals::work() {
+  if (groups_.empty()) return;
   try {
     std::call_once(begun_,
                    [this] { fetch_ = storage_->fetch(files_, reader_->ranges(wants_, groups_), threads_, this); });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -217,7 +218,9 @@ class Arrivals:
                 if unit not in failed:
                     failed.add(unit)
                     error = self._located(unit, CorruptPage(what, page=page, path=path, offset=offset))
-                    _log.error("a hot start meets a damaged page, and goes on without %r: %s", self.units[unit].key, error)
+                    _log.error(
+                        "a hot start meets a damaged page, and goes on without %r: %s", self.units[unit].key, error
+                    )
             if over:
                 return
 
@@ -265,3 +268,9 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for arrivals in list(_all):  # no thread may come back into an interpreter that has ended
+        arrivals.stop()

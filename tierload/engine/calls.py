@@ -10,7 +10,7 @@ import torch
 
 from tierload.engine.arriving import Arrivals
 from tierload.state import Arriving
-from tierload.tiers import UrgencyRule, priority, urgency
+from tierload.tiers import UrgencyRule, urgency
 
 __all__ = ["Calls"]
 
@@ -65,7 +65,7 @@ class Calls:
         return sorted({self._unit_of[id(tensor)] for tensor in tensors if id(tensor) in self._unit_of})
 
     def _hook(self, module: torch.nn.Module, own: list[int]) -> None:
-        @torch._dynamo.disable  # type: ignore[no-untyped-call, untyped-decorator]
+        @torch._dynamo.disable  # type: ignore[untyped-decorator]
         def before(*_: object) -> None:
             handle.remove()
             self._arrivals.wait_for(own)
@@ -83,8 +83,8 @@ class Calls:
         begin = int(np.searchsorted(self._sorted, position))
         for at in range(begin, len(self._order)):
             unit = int(self._order[at])
-            urgent = float(urgency(self._sorted[at] - position, self._rule))
-            if priority(urgent, len(self._raised), self._rule) == "normal":
+            urgent = float(urgency.urgency(self._sorted[at] - position, self._rule))
+            if urgency.priority(urgent, len(self._raised), self._rule) == "normal":
                 break
             if not arrivals.is_ready(unit) and unit not in self._raised:
                 self._raised.append(unit)

@@ -30,9 +30,9 @@ from tierload.tiers import (
     first_uses,
     lock_memory,
     of_modules,
-    ranks,
     tensor_names,
     unlock_memory,
+    urgency,
     worker_cores,
 )
 from tierload.types import Commit, HeatTable, LoadReport
@@ -40,6 +40,7 @@ from tierload.types import Commit, HeatTable, LoadReport
 __all__ = ["HotProgress", "HotStart", "Stage"]
 
 _LOOK_S = 0.1
+_HOT_PART = 4  # of the bytes are hot, where the settings leave it open, as when pages are placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,8 @@ class HotStart:
         self._arrivals.start(lambda: cores.settle())
         total = self._arrivals.native.total_bytes
         now = time.perf_counter()
-        cold = Stage(
-            "cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}"
-        )
-        self._locked = _hot_regions(units, positions, heat, options.hot_budget_bytes)
+        cold = Stage("cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}")
+        self._locked = _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART)
         lock = lock_memory([address for address, _ in self._locked], [length for _, length in self._locked], cores.node)
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
@@ -236,10 +235,10 @@ def _heat_of(units: Sequence[Arriving], table: HeatTable | None) -> npt.NDArray[
 def _ranks(
     positions: npt.NDArray[np.float64], units: Sequence[Arriving], heat: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.uint32]:
-    """By first use; then what no pass uses; optimizer states after all weights. Below them is room for what is urgent."""
+    """By first use; then what no pass uses; states of optimizers last. Below them is room for what is urgent."""
     states = np.array([unit.state for unit in units], bool)
     distance = np.where(states, np.inf, positions)
-    return ranks(distance, np.where(states, -1.0, heat)) + np.uint32(len(units))
+    return urgency.ranks(distance, np.where(states, -1.0, heat)) + np.uint32(len(units))
 
 
 def _hot_regions(

@@ -375,9 +375,9 @@ class OpenStore:
         and the first use of a tensor waits for that one. See ``HotStart``.
 
         The model is looked for in the stored state by the names of its tensors, or is at ``key``; ``into`` is a whole
-        target, as ``load`` takes it, of which ``model`` and ``optimizer`` are parts. Tensors arrive in the order in which a
-        forward pass uses them: as an ``example`` of its arguments shows (nothing is computed), as the commit's heat
-        recorded it, else as modules are registered. States of optimizers come last.
+        target, as ``load`` takes it, of which ``model`` and ``optimizer`` are parts. Tensors arrive in the order in
+        which a forward pass uses them: as an ``example`` of its arguments shows (nothing is computed), as the commit's
+        heat recorded it, else as modules are registered. States of optimizers come last.
 
         Tensors on meta get their memory. A buffer on meta that is in no state dict has to be computed before, which is
         an error. Tensors that cannot be made to wait are there when it returns: those that are spread over ranks,

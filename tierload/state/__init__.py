@@ -7,8 +7,8 @@ from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
 from tierload.state.gates import Gate, GatedParameter, GatedTensor
-from tierload.state.hot_binding import Arriving, HotPlan, plan_hot
 from tierload.state.heat_columns import read_heat, write_heat
+from tierload.state.hot_binding import Arriving, HotPlan, plan_hot
 from tierload.state.keys import ROOT
 from tierload.state.lazy import LazyTensor, Pages, plan_lazy
 from tierload.state.memory import NO_CHUNKS

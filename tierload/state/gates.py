@@ -40,7 +40,7 @@ class Gate:
 
 class _Gated:
     @classmethod
-    @torch._dynamo.disable  # type: ignore[no-untyped-call, untyped-decorator]
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

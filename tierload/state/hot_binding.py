@@ -90,8 +90,8 @@ def plan_hot(
     allow_pickle: bool = False,
     whole: WholeState | None = None,
 ) -> HotPlan:
-    """Plan to load a state into ``into``, as ``plan_bind`` does, whose tensors arrive later. Where ``into`` is a pair of
-    a module and its optimizer (or None), the two are parts of the state: the module at ``key``, or where it is found.
+    """Plan to load a state into ``into``, as ``plan_bind`` does, whose tensors arrive later. Where ``into`` is a pair
+    of a module and its optimizer (or None), the two are parts of the state: the module at ``key``, or where it is.
 
     Raises:
         KeyMismatch: Store and target differ and ``strict`` is true, or nothing in the store, or more than one thing, is
@@ -102,7 +102,8 @@ def plan_hot(
         readers = [Reader(document, chunks, types=types, allow_pickle=allow_pickle) for _ in range(2)]
         parts: list[Part] | None = None
         if isinstance(into, tuple):
-            into, parts = find_parts(readers[0], *into, key)
+            model, optimizer = into
+            into, parts = find_parts(readers[0], model, optimizer, key)
         binder = _HotBinder(readers[0], into, strict=strict, cast=cast, whole=whole)
         binder.walk(parts)
         states = Binder(readers[1], into, strict=strict, cast=cast, whole=whole)

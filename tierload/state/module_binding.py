@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,9 +197,26 @@ def _check_meta(binder: Binder, live: torch.nn.Module, names: StoredNames, path:
             )
 
 
-def materialize(materials: Iterable[Fill], memory: Memory) -> None:
+def materialize(materials: Iterable[Fill], memory: Memory, modules: Iterable[torch.nn.Module]) -> None:
     """Give tensors on meta their memory. They stay the same objects, so ties and optimizers that hold them do too."""
     used: set[int] = set()
+    with _without_weak_references(modules):
+        _materialize(materials, memory, used)
+
+
+@contextmanager
+def _without_weak_references(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Recurrent modules refer to their parameters weakly, which keeps these from being exchanged."""
+    recurrent = [inner for module in modules for inner in module.modules() if isinstance(inner, torch.nn.RNNBase)]
+    recurrent = [module for module in recurrent if any(one.is_meta for one in module.parameters(recurse=False))]
+    for module in recurrent:
+        module._flat_weight_refs = []
+    yield
+    for module in recurrent:
+        module._init_flat_weights()
+
+
+def _materialize(materials: Iterable[Fill], memory: Memory, used: set[int]) -> None:
     for fill in materials:
         live = fill.live
         if not live.is_meta:

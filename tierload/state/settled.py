@@ -68,7 +68,7 @@ class Settled:
         """Gives tensors on meta their memory; values are final from here on."""
         binder = self.binder
         binder.reader.arrived()
-        module_binding.materialize(binder.materials, binder.reader.memory)
+        module_binding.materialize(binder.materials, binder.reader.memory, binder.modules)
         module_binding.materialize_spread((live, part) for live, part, _ in binder.spread_materials.values())
         binder.spread_materials.clear()
 

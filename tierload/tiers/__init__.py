@@ -6,7 +6,7 @@ from tierload.tiers.locking import MemoryLock, lock_memory, unlock_memory
 from tierload.tiers.order import first_uses, of_heat, of_modules
 from tierload.tiers.steps import of_step
 from tierload.tiers.urgency import UrgencyRule
-from tierload.tiers.uses import FirstUse, ModuleCall
+from tierload.tiers.uses import FirstUse, ModuleCall, tensor_names
 
 __all__ = [
     "FirstUse",
@@ -21,6 +21,7 @@ __all__ = [
     "of_modules",
     "of_step",
     "of_trace",
+    "tensor_names",
     "unlock_memory",
     "worker_cores",
 ]
