@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["StandIn", "stand_in"]
@@ -34,7 +35,7 @@ class StandIn:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) not in memo:
                     memo[id(tensor)] = self._fake(tensor)
-        with FakeCopyMode(self.mode):
+        with _Copying(self._fake):
             self.model = copy.deepcopy(model, memo)
         for module in self.model.modules():
             _keep_hooks_of_torch(module)
@@ -49,6 +50,27 @@ class StandIn:
         with self.mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             return torch.nn.Parameter(fake, tensor.requires_grad) if parameter else fake
+
+
+class _Copying(TorchFunctionMode):
+    """Puts fakes in the place of copies, also of tensors that are neither parameters nor buffers."""
+
+    def __init__(self, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fake(tensor)
+            return memo[id(tensor)]
+        if func is torch.Tensor.clone:  # of a parameter that no module has
+            return self._fake(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 @contextmanager
