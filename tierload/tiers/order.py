@@ -19,8 +19,8 @@ __all__ = ["first_uses", "of_heat", "of_modules"]
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, NameError, AssertionError)
 """What is raised of a model that cannot be followed. By torch's fakes and torch.export: kinds of RuntimeError (as
-``torch._dynamo.exc``), or asserts; by copies: TypeError; by torch.fx: those, TraceError (a ValueError) and NameError; and
-by the model itself, of arguments that are no tensors."""
+``torch._dynamo.exc``), or asserts; by copies: TypeError; by torch.fx: those, TraceError (a ValueError), and NameError;
+by the model itself, what it says of arguments that are no tensors."""
 
 _REASON_CHARACTERS = 200
 _NO_EXAMPLE = "there is no example of its arguments"
