@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tierload.errors import InvalidRequest
+import tierload
+from tierload.errors import CorruptPage, InvalidRequest
 from tierload.tiers import FirstUse, ModuleCall, first_uses, of_export, of_heat, of_modules, of_step, of_trace
 from tierload.types.heat import HeatTable
 
@@ -218,6 +221,7 @@ def test_the_model_is_not_touched(source: Callable[..., FirstUse]) -> None:
     model = Net()
     seen: list[object] = []
     model.first.register_forward_hook(lambda *args: seen.append(args))
+    model.first.register_forward_pre_hook(functools.partial(lambda lock, *args: seen.append(args), threading.Lock()))
     model(TOKENS).sum().backward()
     seen.clear()
     model.second.eval()
@@ -250,6 +254,21 @@ def test_tensors_that_are_not_registered_are_no_obstacle(device: str) -> None:
     model.held.append(nn.Parameter(torch.ones(4, device=device)))
     assert of_step(model, (torch.zeros(2, 4),)).positions == {"weight": 2}
     assert first_uses(model).missed["trace"].startswith("NameError")
+
+
+def test_lazy_tensors_are_not_read(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    tierload.save({"weight": torch.ones(4, 4)}, store)
+    model = Plain()
+    del model.weight
+    lazy = tierload.load(store, lazy=True)["weight"]
+    model.register_buffer("weight", lazy)
+    for path in (tmp_path / "store" / "seg").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))  # so that a read fails
+    for found in (of_step(model, (torch.zeros(2, 4),)), of_export(model, (torch.zeros(2, 4),)), of_trace(model)):
+        assert found.positions == {"weight": 1}
+    with pytest.raises(CorruptPage):
+        lazy.materialise()
 
 
 def test_a_forward_that_is_bound_to_the_original_is_not_believed() -> None:
