@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import multiprocessing
 import os
+import platform
 import resource
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +106,40 @@ def nothing_fits() -> None:
     found = lock_memory([address_of(memory)], [4 * PAGE])
     assert (found.locked_bytes, found.refused_bytes, found.method) == (0, 4 * PAGE, "")
     assert "memlock limit of this process, 0 KiB, is reached" in found.reason
+
+
+MLOCK, MBIND, MLOCK2 = 149, 237, 325  # system calls of x86-64
+
+
+def forbid(calls: dict[int, int]) -> None:
+    """From now on these system calls of this process fail with an errno, as in a sandbox."""
+    rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]  # the number of the call
+    for number, code in calls.items():
+        rules += [struct.pack("HBBI", 0x15, 0, 1, number), struct.pack("HBBI", 0x06, 0, 0, 0x50000 | code)]
+    rules.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # all others are allowed
+    text = ctypes.create_string_buffer(b"".join(rules))
+    program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(text))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls are numbered for x86-64")
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_a_sandbox_without_these_calls_is_no_failure(code: int) -> None:
+    def check() -> None:
+        memory = mmap.mmap(-1, 8 * PAGE)
+        column, length = np.array([address_of(memory)], np.uint64), np.array([8 * PAGE], np.uint64)
+        forbid({MLOCK2: code, MBIND: code})
+        report = _native.lock_memory(column, length, 0)
+        assert (report.locked, report.method, report.reason) == (8 * PAGE, "mlock", "")
+        assert report.placing == f"memory could not be given to node 0: {os.strerror(code)}"
+        assert locked_now() == 8 * PAGE
+        forbid({MLOCK: code})
+        assert lock_memory(column, length).refused_bytes == 8 * PAGE
+        assert "sandbox" in lock_memory(column, length).reason
+
+    limited(16, check)
 
 
 def test_memory_that_is_gone_is_no_failure() -> None:

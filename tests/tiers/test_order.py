@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tierload.errors import InvalidRequest
+import tierload
+from tierload.errors import CorruptPage, InvalidRequest
 from tierload.tiers import FirstUse, ModuleCall, first_uses, of_export, of_heat, of_modules, of_step, of_trace
 from tierload.types.heat import HeatTable
 
@@ -158,6 +161,7 @@ def test_what_depends_on_values_goes_by_what_was_recorded() -> None:
     assert found.positions == {"router.weight": 0, "router.bias": 1, "experts.1.weight": 2}
     assert "DataDependent" in found.missed["step"]
     assert first_uses(model, example, table(other=0), "m.").source == "modules"
+    assert "'other' first" in first_uses(model, example, table(other=0)).missed["heat"]
 
 
 def test_without_a_record_it_goes_by_registration_and_says_why() -> None:
@@ -185,6 +189,15 @@ def test_buffers_are_used_with_the_recorded_parameters_of_their_module() -> None
     assert "lock" in found.missed["step"]
 
 
+def test_tied_parameters_are_recorded_under_one_name() -> None:
+    model = Net()
+    model.norm.lock = threading.Lock()
+    found = first_uses(model, (TOKENS,), table(head__weight=3, first__weight=5))
+    assert found.source == "heat"
+    assert positions(found, ["head.weight", "embed.weight", "first.weight"]) == [3, 3, 5]
+    assert not {"second.weight", "unused.weight", "norm.running_mean"} & set(found.positions)
+
+
 def test_heat_of_other_keys_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"begins with 'model\.'"):
         of_heat(table(weight=0), "model.")
@@ -193,6 +206,8 @@ def test_heat_of_other_keys_is_refused() -> None:
 def test_an_example_that_forward_does_not_take_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="Net does not take the example: missing a required argument: 'tokens'"):
         first_uses(Net(), ())
+    with pytest.raises(InvalidRequest, match="the example is a Tensor; give a tuple"):
+        first_uses(Net(), TOKENS)  # type: ignore[arg-type]
 
 
 def test_modules_are_the_last_resort() -> None:
@@ -206,6 +221,7 @@ def test_the_model_is_not_touched(source: Callable[..., FirstUse]) -> None:
     model = Net()
     seen: list[object] = []
     model.first.register_forward_hook(lambda *args: seen.append(args))
+    model.first.register_forward_pre_hook(functools.partial(lambda lock, *args: seen.append(args), threading.Lock()))
     model(TOKENS).sum().backward()
     seen.clear()
     model.second.eval()
@@ -214,6 +230,55 @@ def test_the_model_is_not_touched(source: Callable[..., FirstUse]) -> None:
     assert snapshot(model) == before
     assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
     assert not seen
+
+
+class Plain(nn.Module):
+    """Uses tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+        self.shift = torch.ones(4)
+        self.held = [torch.ones(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(self.held, x) @ self.weight + self.shift
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_that_are_not_registered_are_no_obstacle(device: str) -> None:
+    with torch.device(device):
+        model = Plain()
+    for found in (of_step(model, (torch.zeros(2, 4),)), of_trace(model)):
+        assert found.positions == {"weight": 1}
+    model.held.append(nn.Parameter(torch.ones(4, device=device)))
+    assert of_step(model, (torch.zeros(2, 4),)).positions == {"weight": 2}
+    assert first_uses(model).missed["trace"].startswith("NameError")
+
+
+def test_lazy_tensors_are_not_read(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    tierload.save({"weight": torch.ones(4, 4)}, store)
+    model = Plain()
+    del model.weight
+    lazy = tierload.load(store, lazy=True)["weight"]
+    model.register_buffer("weight", lazy)
+    for path in (tmp_path / "store" / "seg").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))  # so that a read fails
+    for found in (of_step(model, (torch.zeros(2, 4),)), of_export(model, (torch.zeros(2, 4),)), of_trace(model)):
+        assert found.positions == {"weight": 1}
+    with pytest.raises(CorruptPage):
+        lazy.materialise()
+
+
+def test_a_forward_that_is_bound_to_the_original_is_not_believed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    forward = model.forward
+    model.forward = lambda x: forward(x)  # type: ignore[method-assign]
+    found = first_uses(model, (torch.zeros(2, 4),))
+    assert found.missed["step"].startswith("AssertionError: Please convert all Tensors to FakeTensors first")
+    assert found.missed["export"] == "it finds no use of any tensor"
+    assert set(found.positions) == {"0.weight", "0.bias"}
 
 
 def test_hooks_that_compute_weights_are_part_of_the_model() -> None:

@@ -30,10 +30,15 @@ def of_export(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mappin
             kind.
         TypeError: The model cannot be copied, or does not take these arguments.
     """
+    from torch._export.verifier import SpecViolationError  # takes long to import, as all of torch.export
+
     with stand_in(model, args, kwargs or {}) as copied:
         ties = {name: names for names in tensor_names(copied.model).values() for name in names}
         with copied.mode, warnings.catch_warnings(action="ignore"):  # of what would not do in a program to run
-            program = torch.export.export(copied.model, copied.args, copied.kwargs)
+            try:
+                program = torch.export.export(copied.model, copied.args, copied.kwargs)
+            except SpecViolationError as error:  # which is no kind of RuntimeError, unlike all others
+                raise RuntimeError(f"the exported graph is not valid: {error}") from error
     signature = program.graph_signature
     inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     recorder = Recorder(ties)
@@ -76,5 +81,6 @@ def of_trace(model: torch.nn.Module) -> FirstUse:
         elif node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else node.target.__name__
             if node.target not in (operator.getitem, getattr) and name not in _WITHOUT_KERNEL:
-                recorder.kernel("", (str(used.target) for used in node.all_input_nodes if used.op == "get_attr"))
+                used = (str(one.target) for one in node.all_input_nodes if one.op == "get_attr")
+                recorder.kernel("", (name for name in used if name in ties))
     return recorder.result("trace")

@@ -17,10 +17,10 @@ from tierload.types.heat import HeatTable
 
 __all__ = ["first_uses", "of_heat", "of_modules"]
 
-_REFUSALS = (RuntimeError, TypeError, ValueError, NameError)
-"""What a model raises that cannot be followed: torch's fakes, torch.export and what both do with data-dependent code
-are kinds of RuntimeError, copies raise TypeError, and traces by torch.fx those, ValueError (TraceError) and
-NameError."""
+_REFUSALS = (RuntimeError, TypeError, ValueError, NameError, AssertionError)
+"""What is raised of a model that cannot be followed. By torch's fakes and torch.export: kinds of RuntimeError (as
+``torch._dynamo.exc``), or asserts; by copies: TypeError; by torch.fx: those, TraceError (a ValueError), and NameError;
+by the model itself, what it says of arguments that are no tensors."""
 
 _REASON_CHARACTERS = 200
 _NO_EXAMPLE = "there is no example of its arguments"
@@ -44,17 +44,12 @@ def first_uses(
     numbers stay as they are. Only its Python code runs, on a copy.
 
     Raises:
-        InvalidRequest: ``forward`` does not take the example.
+        InvalidRequest: The example is no tuple and no mapping, or ``forward`` does not take it.
     """
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example or (), {})
-    if example is not None:
-        try:
-            inspect.signature(model.forward).bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidRequest(f"forward of {type(model).__name__} does not take the example: {error}") from error
+    args, kwargs = _arguments(model, example)
     sources: list[tuple[str, Callable[[], FirstUse] | str]] = [
         ("step", _NO_EXAMPLE if example is None else lambda: of_step(model, args, kwargs)),
-        ("heat", "no heat was recorded" if heat is None else lambda: _with_buffers(model, of_heat(heat, prefix))),
+        ("heat", "no heat was recorded" if heat is None else lambda: _of_model(model, of_heat(heat, prefix))),
         ("export", _NO_EXAMPLE if example is None else lambda: of_export(model, args, kwargs)),
         ("trace", lambda: of_trace(model)),
     ]
@@ -64,9 +59,13 @@ def first_uses(
             missed[name] = source
             continue
         try:
-            return replace(source(), missed=missed)
+            found = source()
         except _REFUSALS as error:
             missed[name] = _reason(error)
+            continue
+        if found.positions or not tensor_names(model):
+            return replace(found, missed=missed)
+        missed[name] = "it finds no use of any tensor"  # forward is bound to another object than the copy
     return replace(of_modules(model), missed=missed)
 
 
@@ -97,16 +96,41 @@ def of_modules(model: torch.nn.Module) -> FirstUse:
     return recorder.result("modules")
 
 
-def _with_buffers(model: torch.nn.Module, found: FirstUse) -> FirstUse:
-    """Meters follow parameters; buffers are used with those of their module, and at once where it has none."""
-    positions = dict(found.positions)
+def _arguments(
+    model: torch.nn.Module, example: tuple[Any, ...] | Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The example as arguments by position and by name."""
+    if example is None:
+        return (), {}
+    if not isinstance(example, (tuple, Mapping)):
+        raise InvalidRequest(
+            f"the example is a {type(example).__name__}; give a tuple of arguments, or a mapping by name"
+        )
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidRequest(f"forward of {type(model).__name__} does not take the example: {error}") from error
+    return args, kwargs
+
+
+def _of_model(model: torch.nn.Module, found: FirstUse) -> FirstUse:
+    """What was recorded, for all that the model has: meters follow parameters, each under one name. Tied ones are used
+    together, and buffers with the parameters of their module, or at once where it has none."""
+    positions: dict[str, int] = {}
+    for names in tensor_names(model).values():
+        known = [found.positions[name] for name in names if name in found.positions]
+        positions.update(dict.fromkeys(names, min(known)) if known else {})
+    if not positions:
+        raise InvalidRequest(f"none of the recorded uses, of {next(iter(found.positions))!r} first, is of this model")
+    recorded = dict(positions)
     for name, module in model.named_modules(remove_duplicate=False):
         start = f"{name}." if name else ""
-        used = [found.positions.get(start + key) for key in module._parameters]
-        known = [at for at in used if at is not None]
-        if known or not used:
-            for key in module._buffers:
-                positions.setdefault(start + key, min(known, default=0))
+        own = [start + key for key, one in module._parameters.items() if one is not None]
+        known = [recorded[key] for key in own if key in recorded]
+        if known or not own:
+            buffers = (start + key for key, one in module._buffers.items() if one is not None)
+            positions.update((key, min(known, default=0)) for key in buffers)
     return replace(found, positions=positions)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["StandIn", "stand_in"]
@@ -34,21 +37,45 @@ class StandIn:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) not in memo:
                     memo[id(tensor)] = self._fake(tensor)
-        with FakeCopyMode(self.mode):
+            for kind in _HOOKS:
+                hooks = getattr(module, kind)
+                memo[id(hooks)] = _hooks_of_torch(hooks)
+        with _Copying(self._fake):
             self.model = copy.deepcopy(model, memo)
-        for module in self.model.modules():
-            _keep_hooks_of_torch(module)
         self.args: tuple[Any, ...] = tree_map_only(torch.Tensor, self._fake, args)
         self.kwargs: dict[str, Any] = tree_map_only(torch.Tensor, self._fake, dict(kwargs))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        parameter = isinstance(tensor, torch.nn.Parameter)
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-            return self.mode.from_tensor(tensor, static_shapes=True)
-        device = self._device if tensor.is_meta else tensor.device
-        with self.mode:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-            return torch.nn.Parameter(fake, tensor.requires_grad) if parameter else fake
+        with torch._C.DisableTorchFunctionSubclass():  # a lazy tensor is read at its first use, and this is none
+            strided = tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
+            device = self._device if tensor.is_meta else tensor.device
+            if strided:
+                with self.mode:
+                    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                    known = isinstance(tensor, torch.nn.Parameter)
+                    return torch.nn.Parameter(fake, tensor.requires_grad) if known else fake
+        return self.mode.from_tensor(tensor, static_shapes=True)
+
+
+class _Copying(TorchFunctionMode):
+    """Puts fakes in the place of copies, also of tensors that are neither parameters nor buffers."""
+
+    def __init__(self, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fake(tensor)
+            return memo[id(tensor)]
+        if func is torch.Tensor.clone:  # of a parameter that no module has
+            return self._fake(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -71,11 +98,7 @@ def stand_in(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         np.random.set_state(arrays)
 
 
-def _keep_hooks_of_torch(module: torch.nn.Module) -> None:
-    """Takes off hooks of others, which must not see a pass that never was; torch's own compute weights, as
-    ``torch.nn.utils.weight_norm`` does."""
-    for kind in _HOOKS:
-        hooks = getattr(module, kind)
-        for number, hook in list(hooks.items()):
-            if not type(hook).__module__.startswith("torch."):
-                del hooks[number]
+def _hooks_of_torch(hooks: Mapping[int, object]) -> OrderedDict[int, object]:
+    """Those that compute weights, as ``torch.nn.utils.weight_norm`` does. Hooks of others must not see a pass that
+    never was, and may hold what cannot be copied."""
+    return OrderedDict((number, hook) for number, hook in hooks.items() if type(hook).__module__.startswith("torch."))

@@ -53,7 +53,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.recorder = Recorder({name: names for names in tensors.values() for name in names})
         self._tensors = tensors  # keeps the storages, whose addresses are known by name
         self._names = {tensor.untyped_storage()._cdata: names[0] for tensor, names in tensors.items()}
-        self._stack: list[int] = []
+        self.recorder.call(-1, "")  # for what runs outside of all calls: of a model that has a __call__ of its own
+        self._stack = [-1]
         self._count = 0
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda module, args, name=name: self._enter(name))
