@@ -75,7 +75,10 @@ class Arrivals:
         self._threads[-1].start()
 
     def _waiter(self, unit: int) -> Callable[[], None]:
-        return lambda: self.wait(unit)
+        def wait() -> None:
+            self.wait(unit)
+
+        return wait
 
     @property
     def ready(self) -> bool:
@@ -246,7 +249,11 @@ def _arrivals(
     return _native.Arrivals(
         [source.manifest(int(holder)) for holder in used],
         numbers[order].astype(np.uint32),
-        *(column[order] for column in (pages, offsets, pointers, lengths, of_units)),
+        pages[order],
+        offsets[order],
+        pointers[order],
+        lengths[order],
+        of_units[order],
         ranks,
         workers,
     )

@@ -199,9 +199,8 @@ def _check_meta(binder: Binder, live: torch.nn.Module, names: StoredNames, path:
 
 def materialize(materials: Iterable[Fill], memory: Memory, modules: Iterable[torch.nn.Module]) -> None:
     """Give tensors on meta their memory. They stay the same objects, so ties and optimizers that hold them do too."""
-    used: set[int] = set()
     with _without_weak_references(modules):
-        _materialize(materials, memory, used)
+        _materialize(materials, memory)
 
 
 @contextmanager
@@ -216,7 +215,8 @@ def _without_weak_references(modules: Iterable[torch.nn.Module]) -> Iterator[Non
         module._init_flat_weights()
 
 
-def _materialize(materials: Iterable[Fill], memory: Memory, used: set[int]) -> None:
+def _materialize(materials: Iterable[Fill], memory: Memory) -> None:
+    used: set[int] = set()
     for fill in materials:
         live = fill.live
         if not live.is_meta:
