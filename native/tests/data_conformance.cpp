@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <numeric>
+#include <random>
 #include <thread>
 
 #include "conformance.h"
 
 using tierload::Bytes;
 using tierload::Fetch;
+using tierload::FetchOrder;
 using tierload::OpenMode;
 using tierload::Storage;
 
@@ -65,6 +68,46 @@ void appending(Storage& storage) {
   }
 }
 
+// Names ranges in any order.
+class Shuffled : public FetchOrder {
+ public:
+  explicit Shuffled(size_t ranges) : left_(ranges) {
+    std::iota(left_.begin(), left_.end(), 0);
+    std::shuffle(left_.begin(), left_.end(), std::mt19937_64(5));
+  }
+  size_t next() override {
+    const size_t range = left_.back();
+    left_.pop_back();
+    return range;
+  }
+
+ private:
+  std::vector<size_t> left_;
+};
+
+// More files than a ring knows at a time, and another one with every range.
+void fetching_many_files(Storage& storage) {
+  std::vector<std::string> names;
+  std::vector<Fetch::Range> ranges;
+  for (uint32_t file = 0; file < 70; ++file) {
+    names.push_back("many" + std::to_string(file));
+    storage.open(names.back(), OpenMode::create)->write(0, Bytes(numbered(1 << 18, file)));
+    for (uint64_t at = 0; at < 1 << 18; at += 1 << 16) ranges.push_back({file, at, 1 << 16, nullptr});
+  }
+  Shuffled order(ranges.size());
+  const auto fetch = storage.fetch(names, ranges, 2, &order);
+  size_t good = 0;
+  while (const auto arrival = fetch->next()) {
+    const Fetch::Range& range = ranges[arrival->range];
+    const auto want = numbered(1 << 18, range.file);
+    if (std::equal(arrival->bytes.begin(), arrival->bytes.end(), want.begin() + static_cast<ptrdiff_t>(range.offset))) {
+      ++good;
+    }
+    fetch->release(*arrival);
+  }
+  CHECK(good == ranges.size());
+}
+
 void fetching(Storage& storage) {
   const std::vector<std::string> names = {"one", "two", "missing", "dir", "short"};
   const std::vector<std::byte> one = numbered(1 << 20, 1);
@@ -83,9 +126,10 @@ void fetching(Storage& storage) {
   ranges.push_back({3, 0, 4096, nullptr});
   ranges.push_back({4, 4096, 8192, nullptr});
   ranges.push_back({4, 16384, 4096, nullptr});
-  for (const unsigned threads : {1u, 3u}) {
+  for (const auto& [threads, shuffled] : {std::pair(1u, false), {3u, false}, {1u, true}, {3u, true}}) {
     CAPTURE(threads);
-    const auto fetch = storage.fetch(names, ranges, threads);
+    Shuffled order(ranges.size());
+    const auto fetch = storage.fetch(names, ranges, threads, shuffled ? &order : nullptr);
     std::mutex mutex;
     std::vector<int> seen(ranges.size(), 0);
     std::vector<std::string> wrong;
@@ -131,4 +175,5 @@ void data_conformance(const std::function<std::shared_ptr<Storage>()>& fresh) {
   storage->make_dir("");
   SUBCASE("appending") { appending(*storage); }
   SUBCASE("fetching") { fetching(*storage); }
+  SUBCASE("fetching from many files in any order") { fetching_many_files(*storage); }
 }
