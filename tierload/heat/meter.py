@@ -147,9 +147,11 @@ class HeatMeter:
         return {name: uses[at] for name, at in self._positions().items() if at in uses}
 
     def touch(self, name: str, rows: torch.Tensor) -> None:
-        """Says that this step uses these rows (indices of the first dimension) of a parameter: the experts that a
-        router has chosen, when they are stacked in one tensor. Embeddings and experts that are modules are seen
-        anyway.
+        """Says that this step uses these rows (indices of the first dimension) of a parameter, and no others; from then
+        on the rows of that parameter are only what is said. Rows of embeddings are seen anyway, experts that are
+        modules too, and of experts stacked in one tensor those whose indices, or numbers of tokens, are handed to the
+        module that owns them, or, where they are not, those that have a gradient. So it is for frozen experts that are
+        chosen in another way, and for other tables.
 
         Raises:
             InvalidRequest: No parameter has that name.
