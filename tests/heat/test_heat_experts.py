@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.heat.oracles import norms
 from tierload.heat import HeatMeter
 from tierload.heat.experts import chosen_experts, stacked_experts
 from tierload.heat.locality import Locality
@@ -49,7 +50,7 @@ def stepped(stack: nn.Module, *inputs: torch.Tensor) -> Locality:
     """What a step with one pass sees."""
     locality = Locality(stack, list(stack.parameters()))
     stack(*inputs).square().sum().backward()
-    locality.step(HALF_LIVES)
+    locality.step(HALF_LIVES, norms(stack))
     return locality
 
 
@@ -90,7 +91,7 @@ def test_in_compiled_code_the_gradient_tells() -> None:
     for _ in range(2):
         stack.zero_grad()
         compiled(TOKENS, INDEX, torch.ones(3, 2)).sum().backward()
-        locality.step(HALF_LIVES)
+        locality.step(HALF_LIVES, norms(stack))
     assert used(locality) == [1, 4, 6]
 
 
@@ -101,7 +102,7 @@ def test_several_passes_of_a_step_add_up_and_an_evaluation_does_not() -> None:
         stack(TOKENS[:1], row[None], torch.ones(1, 2)).sum().backward()
     with torch.no_grad():
         stack(TOKENS[:1], torch.tensor([[0, 2]]), torch.ones(1, 2))
-    locality.step(HALF_LIVES)
+    locality.step(HALF_LIVES, norms(stack))
     assert used(locality) == [1, 4, 6]
 
 

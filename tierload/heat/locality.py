@@ -42,13 +42,13 @@ class Locality:
     are counted as well, and of stacked experts those that were chosen; of other tables the rows that ``touch`` is told.
 
     Only passes with gradients count: an evaluation is none of the training. Inside of compiled code hooks are not seen:
-    there a parameter, or one expert of a stack, counts as used when it has a gradient.
+    there a parameter, or one expert of a stack, counts as used when it has a gradient that is not zero.
     """
 
     def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._positions = {parameter: at for at, parameter in enumerate(parameters)}
-        self._recent = _Recent(len(parameters))
+        self._recent = _Recent(len(parameters), parameters[0].device)
         self._rows: dict[int, _Recent] = {}
         self._seen_rows: dict[int, torch.Tensor] = {}  # of this step, 1 where seen
         self._told: set[int] = set()  # tables whose rows the caller knows better than hooks do
@@ -107,12 +107,12 @@ class Locality:
             self._rows[at] = _Recent(len(parameter), parameter.device)
             self._seen_rows[at] = torch.zeros(len(parameter), device=parameter.device)
 
-    def step(self, half_lives: tuple[float, float]) -> None:
-        """A step of the training ends."""
+    def step(self, half_lives: tuple[float, float], norms: torch.Tensor) -> None:
+        """A step of the training ends, in which the parameters' gradients had these ``norms``."""
         for at in self._stacks - self._told - self._chosen:
             self._see_gradient(at)
-        seen = [float(at in self._now or parameter.grad is not None) for at, parameter in enumerate(self._parameters)]
-        self._recent.update(torch.tensor(seen), half_lives)
+        seen = torch.tensor([float(at in self._now) for at in range(len(self._parameters))])
+        self._recent.update(torch.maximum(seen.to(norms.device, non_blocking=True), (norms != 0).float()), half_lives)
         for at, rows in self._seen_rows.items():
             self._rows[at].update(rows, half_lives)
             rows.zero_()

@@ -34,10 +34,11 @@ class HeatMeter:
     the bare model, not DistributedDataParallel around it. Without it radii are a proxy, the second moments of Adam.
 
     ``parameters`` are those to follow, by name; as a rule the model's own. Tied ones are one, under each of their
-    names. A state as the meter's ``state_dict`` can be a part of a commit.
+    names. What the model gets later is not followed: make another meter then. A state as the meter's ``state_dict`` can
+    be a part of a commit.
 
     Raises:
-        InvalidRequest: The model has no parameters.
+        InvalidRequest: The model has no parameters, or some without a shape (lazy modules).
         UnsupportedValue: A parameter is spread over ranks (DTensor).
     """
 
@@ -58,6 +59,8 @@ class HeatMeter:
         if not 0 < share <= 1:
             raise ValueError(f"share is {share}; use a part of the training's time, above 0 and at most 1")
         for name, parameter in named.items():
+            if isinstance(parameter, torch.nn.UninitializedParameter):
+                raise InvalidRequest(f"{name} has no shape yet (a lazy module); let one batch through the model first")
             if isinstance(parameter, DTensor):
                 raise UnsupportedValue(f"{name} is spread over ranks (DTensor), whose heat cannot be measured yet")
         self.weights = weights
@@ -74,7 +77,8 @@ class HeatMeter:
         self._debt = 0.0  # seconds that the last measurement took, less what has been granted since
         self._clock = time.perf_counter
         self._last: float | None = None
-        self._hook = optimizer.register_step_pre_hook(self._on_step)
+        # After a step, not before it: a closure of step() leaves its gradients then, and fused ones are unscaled then.
+        self._hook = optimizer.register_step_post_hook(self._on_step)
 
     @property
     def weights(self) -> Weights:
@@ -211,8 +215,8 @@ class HeatMeter:
     def _on_step(self, *_: object) -> None:
         now = self._clock()
         gradient, *accesses = self._half_lives
-        self._gradients.update(gradient)
-        self._locality.step((accesses[0], accesses[1]))
+        norms = self._gradients.update(gradient)
+        self._locality.step((accesses[0], accesses[1]), norms)
         if self._closure is not None:
             if self._last is not None:
                 self._debt = max(self._debt - self._share * (now - self._last), 0.0)
