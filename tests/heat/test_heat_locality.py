@@ -42,12 +42,13 @@ def test_the_order_of_a_step_gives_the_next_uses() -> None:
     assert sorted(locality.values(), reverse=True) == locality.values()
 
 
-def test_recomputed_passes_do_not_change_the_order() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_passes_do_not_change_the_order(reentrant: bool) -> None:
     model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
     locality = Locality(model, list(model.parameters()))
-    x = torch.ones(1, 2)
+    x = torch.ones(1, 2, requires_grad=True)
     for layer in model:
-        x = checkpoint(layer, x, use_reentrant=False)
+        x = checkpoint(layer, x, use_reentrant=reentrant)
     x.sum().backward()
     locality.step(HALF_LIVES, norms(model))
     assert locality.next_uses() == {0: 0, 1: 1, 2: 2}

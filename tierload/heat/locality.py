@@ -41,8 +41,10 @@ class Locality:
     """What hooks on the modules of a model see: their own parameters are used, in this order. Of embeddings the rows
     are counted as well, and of stacked experts those that were chosen; of other tables the rows that ``touch`` is told.
 
-    Only passes with gradients count: an evaluation is none of the training. Inside of compiled code hooks are not seen:
-    there a parameter, or one expert of a stack, counts as used when it has a gradient that is not zero.
+    Only passes with gradients count: an evaluation is none of the training. The order is that of any passes, since a
+    checkpoint of activations that is reentrant passes first without gradients, and again in the reverse order.
+    Inside of compiled code hooks are not seen: there a parameter, or one expert of a stack, counts as used when it has
+    a gradient that is not zero.
     """
 
     def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -60,7 +62,8 @@ class Locality:
         }
         self._chosen: set[int] = set()  # stacks whose experts the inputs of this step told
         self._order: list[int] = []  # of the last step that was seen
-        self._now: dict[int, None] = {}
+        self._now: set[int] = set()  # those that passes with gradients have used since the last step
+        self._passed: dict[int, None] = {}  # those that any passes have used since, in this order
         self.paused = False
         self._hooks = [
             module.register_forward_pre_hook(_Watch(self, module), with_kwargs=True)
@@ -75,13 +78,16 @@ class Locality:
 
     def enter(self, module: torch.nn.Module, inputs: Sequence[object]) -> None:
         """A module is about to run with these inputs."""
-        if self.paused or not torch.is_grad_enabled():
+        if self.paused:
             return
-        for parameter in module._parameters.values():
-            at = None if parameter is None else self._positions.get(parameter)
-            if at is None:
-                continue
-            self._now.setdefault(at)
+        own = [
+            self._positions[one] for one in module._parameters.values() if one is not None and one in self._positions
+        ]
+        self._passed.update(dict.fromkeys(own))
+        if not torch.is_grad_enabled():
+            return
+        self._now.update(own)
+        for at in own:
             if isinstance(module, _TABLES) and inputs and isinstance(inputs[0], torch.Tensor):
                 self._see(at, inputs[0])
             elif at in self._stacks:
@@ -92,11 +98,12 @@ class Locality:
     def touch(self, at: int, rows: torch.Tensor) -> None:
         """Rows of parameter number ``at``, and no others, are used in this step; the host waits for no device."""
         self._told.add(at)
+        self._now.add(at)
+        self._passed.setdefault(at)
         self._see(at, rows)
 
     def _see(self, at: int, rows: torch.Tensor) -> None:
         self._know_rows(at)
-        self._now.setdefault(at)
         index = rows.detach().reshape(-1).to(self._parameters[at].device, torch.int64)
         self._seen_rows[at].index_fill_(0, index, 1)
 
@@ -118,8 +125,8 @@ class Locality:
             rows.zero_()
         self._chosen.clear()
         if self._now:
-            self._order = list(self._now)
-            self._now = {}
+            self._order = [at for at in self._passed if at in self._now]
+        self._now, self._passed = set(), {}
 
     def _see_choice(self, at: int, inputs: Sequence[object]) -> None:
         chosen = None if at in self._told else chosen_experts(inputs, self._parameters[at])
@@ -165,7 +172,8 @@ class Locality:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from such a state."""
         self._recent.load_state_dict(state["recent"])
-        self._rows, self._seen_rows, self._now = {}, {}, {}
+        self._rows, self._seen_rows = {}, {}
+        self._now, self._passed = set(), {}
         for at, saved in state["rows"].items():
             self._know_rows(int(at))
             self._rows[int(at)].load_state_dict(saved)
