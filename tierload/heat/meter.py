@@ -28,10 +28,13 @@ class HeatMeter:
     ``close``. The training's own numbers stay the same bit for bit.
 
     ``weights`` are those of gradient, radius and locality, and sum to 1. ``half_lives`` are in steps: of the gradient
-    norms, and of the recent and the long average of accesses. Both can be set at any time. ``closure`` returns the loss
-    of a fixed batch, with its graph; with it one parameter's Hessian radius after another is measured, whenever the
-    last measurement has come down to ``share`` of the time since, pauses included. An eighth of a batch does. It calls
-    the bare model, not DistributedDataParallel around it. Without it radii are a proxy, the second moments of Adam.
+    norms, and of the recent and the long average of accesses. Both can be set at any time. Radii are a proxy, the
+    second moments of Adam, and that is enough to place and to prefetch: measured ones hardly change what is hottest
+    (docs/decisions/0021).
+
+    With ``closure``, which returns the loss of a fixed batch with its graph, they are measured, one parameter after
+    another, whenever the last measurement has come down to ``share`` of the time since, pauses included. An eighth of a
+    batch does. It calls the bare model, not DistributedDataParallel around it.
 
     ``parameters`` are those to follow, by name; as a rule the model's own. Tied ones are one, under each of their
     names. What the model gets later is not followed: make another meter then. A state as the meter's ``state_dict`` can
