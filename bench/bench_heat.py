@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.gpt import GPT, Shape
-from bench.measuring import Figure, Result, Task, interleave, ratios
+from bench.measuring import CPU, Figure, Result, Task, interleave, ratios
 from bench.text import TextStream, standard_library
 from tests.heat.oracles import dense_radius, spearman
 from tierload.heat import HeatMeter
@@ -49,6 +49,8 @@ class _Steps:
             self.meter = HeatMeter(self.model, self.optimizer, closure=closure)
             self.meter._clock = self.own_time
             self.audits = _Timed(self.meter, "_next_audit")
+            self.hooks = _Timed(self.meter._locality, "enter"), _Timed(self.meter, "_on_step")
+            self.optimizer._optimizer_step_post_hooks[self.meter._hook.id] = self.meter._on_step
 
     def run(self, steps: int) -> None:
         self._began = time.perf_counter()
@@ -61,6 +63,10 @@ class _Steps:
     def own_time(self) -> float:
         """Seconds of this training, without those in which the others have their turn."""
         return self.seconds + time.perf_counter() - self._began
+
+    def hooked(self) -> float:
+        """Seconds inside of the meter's own hooks."""
+        return sum(one.seconds for one in self.hooks)
 
 
 def test_meter_beside_a_training(benchmark, scale, folder, keep):
@@ -85,8 +91,10 @@ def test_meter_beside_a_training(benchmark, scale, folder, keep):
     for name in ways:
         result.add(Figure.of(f"{name}: a step", [value / steps * 1e3 for value in samples[name]], "ms"))
     for name in ("meter", "audits"):
-        grown = [(ratio - 1) * 100 for ratio in ratios(samples[name], samples["none"])]
-        result.add(Figure.of(f"{name}: growth of a step", grown, "%"))
+        grown = [(ratio - 1) * 100 for ratio in ratios(samples[f"{name}{CPU}"], samples[f"none{CPU}"])]
+        result.add(Figure.of(f"{name}: growth of a step's processor time", grown, "%"))
+    hooks = ways["meter"].hooked() / ways["meter"].seconds * 100
+    result.add(Figure("meter: hooks", hooks, "%", note="the time inside of them"))
     paid = (audited.audits.seconds - audited.meter._debt) / audited.seconds * 100
     note = f"{audited.audits.calls} of {sum(1 for _ in audited.model.parameters())} parameters"
     result.add(Figure("audits, but for what is left of the last", paid, "%", limit=SHARE * 100, note=note))
@@ -112,16 +120,14 @@ def test_meter_at_a_real_size(benchmark, scale, folder, keep):
     )
     way = _Steps(shape, batch, "plain")
     way.run(1)
-    hooks = _Timed(way.meter._locality, "enter"), _Timed(way.meter, "_on_step")
-    way.optimizer._optimizer_step_post_hooks[way.meter._hook.id] = way.meter._on_step
     seconds, parts = [], []
 
     def run() -> None:
         for _ in range(steps):
-            before, start = sum(one.seconds for one in hooks), time.perf_counter()
+            before, start = way.hooked(), time.perf_counter()
             way.run(1)
             seconds.append(time.perf_counter() - start)
-            parts.append((sum(one.seconds for one in hooks) - before) / seconds[-1] * 100)
+            parts.append((way.hooked() - before) / seconds[-1] * 100)
 
     benchmark.pedantic(run, rounds=1)
     step = statistics.median(seconds)
