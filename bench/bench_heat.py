@@ -10,13 +10,28 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.gpt import GPT, Shape
-from bench.measuring import Figure, Result, Task, interleave, ratios
+from bench.measuring import CPU, Figure, Result, Task, interleave, ratios
 from bench.text import TextStream, standard_library
 from tests.heat.oracles import dense_radius, spearman
 from tierload.heat import HeatMeter
 
 SHARE = 0.01
 SUB_BATCH = 8  # the closure's batch is an eighth
+
+
+class _Timed:
+    """Seconds inside of a method of an object, and how often it was called."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.seconds, self.calls, inner = 0.0, 0, getattr(owner, name)
+
+        def timed(*arguments: object) -> None:
+            start = time.perf_counter()
+            inner(*arguments)
+            self.seconds += time.perf_counter() - start
+            self.calls += 1
+
+        setattr(owner, name, timed)
 
 
 class _Steps:
@@ -27,14 +42,15 @@ class _Steps:
         self.model = GPT(shape)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
         self.text = TextStream(standard_library(1 << 18), batch=batch, context=shape.context)
-        self.seconds = self.audited = 0.0
-        self.audits = 0
+        self.seconds = 0.0
         if metered:
             words, targets = (part[: max(batch // SUB_BATCH, 1)].clone() for part in self.text.next())
             closure = (lambda: self.model.loss(words, targets)) if metered == "audits" else None
             self.meter = HeatMeter(self.model, self.optimizer, closure=closure)
             self.meter._clock = self.own_time
-            self._watch_audits()
+            self.audits = _Timed(self.meter, "_next_audit")
+            self.hooks = _Timed(self.meter._locality, "enter"), _Timed(self.meter, "_on_step")
+            self.optimizer._optimizer_step_post_hooks[self.meter._hook.id] = self.meter._on_step
 
     def run(self, steps: int) -> None:
         self._began = time.perf_counter()
@@ -48,16 +64,9 @@ class _Steps:
         """Seconds of this training, without those in which the others have their turn."""
         return self.seconds + time.perf_counter() - self._began
 
-    def _watch_audits(self) -> None:
-        measure = self.meter._next_audit
-
-        def timed(*arguments: object) -> None:
-            start = time.perf_counter()
-            measure(*arguments)  # type: ignore[arg-type]
-            self.audited += time.perf_counter() - start
-            self.audits += 1
-
-        self.meter._next_audit = timed  # type: ignore[method-assign]
+    def hooked(self) -> float:
+        """Seconds inside of the meter's own hooks."""
+        return sum(one.seconds for one in self.hooks)
 
 
 def test_meter_beside_a_training(benchmark, scale, folder, keep):
@@ -82,16 +91,65 @@ def test_meter_beside_a_training(benchmark, scale, folder, keep):
     for name in ways:
         result.add(Figure.of(f"{name}: a step", [value / steps * 1e3 for value in samples[name]], "ms"))
     for name in ("meter", "audits"):
-        grown = [(ratio - 1) * 100 for ratio in ratios(samples[name], samples["none"])]
-        result.add(Figure.of(f"{name}: growth of a step", grown, "%"))
-    paid = (audited.audited - audited.meter._debt) / audited.seconds * 100
-    note = f"{audited.audits} of {sum(1 for _ in audited.model.parameters())} parameters"
+        grown = [(ratio - 1) * 100 for ratio in ratios(samples[f"{name}{CPU}"], samples[f"none{CPU}"])]
+        result.add(Figure.of(f"{name}: growth of a step's processor time", grown, "%"))
+    hooks = ways["meter"].hooked() / ways["meter"].seconds * 100
+    result.add(Figure("meter: hooks", hooks, "%", note="the time inside of them"))
+    paid = (audited.audits.seconds - audited.meter._debt) / audited.seconds * 100
+    note = f"{audited.audits.calls} of {sum(1 for _ in audited.model.parameters())} parameters"
     result.add(Figure("audits, but for what is left of the last", paid, "%", limit=SHARE * 100, note=note))
-    result.add(Figure("audits", audited.audited / audited.seconds * 100, "%"))
+    result.add(Figure("audits", audited.audits.seconds / audited.seconds * 100, "%"))
     keep(result)
 
 
 _WAYS = {"none": "", "meter": "plain", "audits": "audits"}
+
+
+def test_meter_at_a_real_size(benchmark, scale, folder, keep):
+    shape = Shape(layers=10, width=512) if scale.real else Shape(layers=1, width=16, heads=2, context=8)
+    batch, steps, audits = scale.of(8, 2), scale.of(4, 2), scale.of(2, 1)
+    result = Result(
+        "heat-real",
+        "The heat meter beside a training of a real size",
+        f"{steps} steps of a GPT of {shape.layers} layers and width {shape.width} with AdamW, batches of {batch} times "
+        f"{shape.context}; `hooks` is the time inside of the meter's own hooks as a part of their step, no closure. "
+        "Then measurements of single radii on an eighth of a batch: the first one, which also proves that the model "
+        f"can be differentiated twice, others that start from nothing, and refreshes. At a share of {SHARE:.0%} the "
+        "next one comes when the last is paid for; `paid` is after how many steps.",
+        folder,
+    )
+    way = _Steps(shape, batch, "plain")
+    way.run(1)
+    seconds, parts = [], []
+
+    def run() -> None:
+        for _ in range(steps):
+            before, start = way.hooked(), time.perf_counter()
+            way.run(1)
+            seconds.append(time.perf_counter() - start)
+            parts.append((way.hooked() - before) / seconds[-1] * 100)
+
+    benchmark.pedantic(run, rounds=1)
+    step = statistics.median(seconds)
+    result.add(Figure("parameters", sum(one.numel() for one in way.model.parameters()) / 1e6, "million"))
+    result.add(Figure.of("a step", seconds, "s"))
+    result.add(Figure.of("hooks", parts, "%", limit=SHARE * 100))
+    words, targets = (part[: max(batch // SUB_BATCH, 1)] for part in way.text.next())
+    positions = way.meter._curvature.measurable()
+    chosen = positions[:: len(positions) // (audits + 1)][: audits + 1]  # some here and there
+    cost: dict[str, list[float]] = {"the first measurement": [], "measurements from nothing": [], "refreshes": []}
+    for name, places in zip(cost, (chosen[:1], chosen[1:], chosen), strict=True):
+        for at in places:
+            start = time.perf_counter()
+            way.meter._measure([at], lambda: way.model.loss(words, targets))
+            cost[name].append((time.perf_counter() - start) / step)
+    for name, values in cost.items():
+        result.add(Figure.of(name, values, "steps"))
+        result.add(Figure.of(f"{name}: paid", [value / SHARE for value in values], "steps"))
+    later = statistics.median(cost["measurements from nothing"]) * (len(positions) - 1)
+    whole = (cost["the first measurement"][0] + later) / SHARE
+    result.add(Figure("until all are known", whole, "steps", note=f"{len(positions)} radii, by the median"))
+    keep(result)
 
 
 class _Small(nn.Module):

@@ -85,6 +85,12 @@ class Fused(nn.Module):
         return self.second(OnceOnly.apply(hidden) if self.fused else hidden.tanh())
 
 
+def norms(model: nn.Module) -> torch.Tensor:
+    """Of the gradients as they are now."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return torch.stack([torch.zeros(()) if one is None else one.norm() for one in gradients])
+
+
 def spearman(ones: list[float], others: list[float]) -> float:
     """Correlation of ranks."""
     ranks = [torch.tensor(values).argsort().argsort().double() for values in (ones, others)]

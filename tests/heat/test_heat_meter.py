@@ -141,6 +141,26 @@ def test_the_gradient_term_follows_the_gradient_norms() -> None:
     assert last == [pytest.approx(2 / 3), 1, 0, 0]
 
 
+def test_gradients_of_a_closure_of_step_and_of_a_fused_scaled_one_are_those_of_the_loss() -> None:
+    averages = []
+    for way in ("plain", "closure", "scaled"):
+        torch.manual_seed(0)
+        model, x = Fused(fused=False), torch.randn(16, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=way == "scaled")
+        meter = HeatMeter(model, optimizer)
+        scaler = torch.amp.GradScaler("cpu", enabled=way == "scaled")
+        loss = model(x).square().mean()
+        if way == "closure":
+            optimizer.step(lambda loss=loss: loss.backward() or loss)
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+        averages.append(meter._gradients.average.mean())
+    assert averages[0].min() > 0
+    assert torch.allclose(averages[1], averages[0])
+    assert torch.allclose(averages[2], averages[0])
+
+
 def test_weights_and_half_lives_change_while_it_runs() -> None:
     training = Training()
     training.step(2)
@@ -283,3 +303,8 @@ def test_shares_that_make_no_sense_are_refused(share: float) -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(tierload.InvalidRequest, match="no parameters"):
         HeatMeter(nn.ReLU(), torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    with pytest.raises(tierload.InvalidRequest, match="weight has no shape yet"):
+        HeatMeter(nn.LazyLinear(3), torch.optim.SGD([torch.zeros(1, requires_grad=True)]))

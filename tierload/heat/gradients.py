@@ -20,14 +20,16 @@ class GradientActivity:
         self._none = torch.zeros((), device=self._device)
         self.average = Average(len(parameters), self._device)
 
-    def update(self, half_life: float) -> None:
-        """Takes the gradients of one step in, without waiting for a device."""
+    def update(self, half_life: float) -> torch.Tensor:
+        """Takes the gradients of one step in, without waiting for a device, and returns their norms."""
         gradients = [parameter.grad for parameter in self._parameters]
         found = [_dense(gradient) for gradient in gradients if gradient is not None]
         norms = iter(torch._foreach_norm(found) if found else ())
         each = [self._none if gradient is None else next(norms) for gradient in gradients]
         moved = [norm.to(self._device, torch.float32, non_blocking=True) for norm in each]
-        self.average.update(torch.stack(moved), half_life)
+        norms_of_step = torch.stack(moved)
+        self.average.update(norms_of_step, half_life)
+        return norms_of_step
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tierload.heat.averages import Average
+from tierload.heat.experts import chosen_experts, moved_experts, stacked_experts
 
 __all__ = ["Locality"]
 
@@ -38,24 +39,34 @@ class _Recent:
 
 class Locality:
     """What hooks on the modules of a model see: their own parameters are used, in this order. Of embeddings the rows
-    are counted as well; of other tables those that ``touch`` is told.
+    are counted as well, and of stacked experts those that were chosen; of other tables the rows that ``touch`` is told.
 
-    Only passes with gradients count, and none inside of compiled code, where hooks are not seen: there a parameter
-    counts as used when it has a gradient.
+    Only passes with gradients count: an evaluation is none of the training. The order is that of any passes, since a
+    checkpoint of activations that is reentrant passes first without gradients, and again in the reverse order.
+    Inside of compiled code hooks are not seen: there a parameter, or one expert of a stack, counts as used when it has
+    a gradient that is not zero.
     """
 
     def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._positions = {parameter: at for at, parameter in enumerate(parameters)}
-        self._recent = _Recent(len(parameters))
+        self._recent = _Recent(len(parameters), parameters[0].device)
         self._rows: dict[int, _Recent] = {}
         self._seen_rows: dict[int, torch.Tensor] = {}  # of this step, 1 where seen
         self._told: set[int] = set()  # tables whose rows the caller knows better than hooks do
+        self._stacks = {
+            self._positions[parameter]
+            for module in model.modules()
+            for parameter in stacked_experts(module)
+            if parameter in self._positions
+        }
+        self._chosen: set[int] = set()  # stacks whose experts the inputs of this step told
         self._order: list[int] = []  # of the last step that was seen
-        self._now: dict[int, None] = {}
+        self._now: set[int] = set()  # those that passes with gradients have used since the last step
+        self._passed: dict[int, None] = {}  # those that any passes have used since, in this order
         self.paused = False
         self._hooks = [
-            module.register_forward_pre_hook(_Watch(self, module))
+            module.register_forward_pre_hook(_Watch(self, module), with_kwargs=True)
             for module in model.modules()
             if any(parameter is not None for parameter in module._parameters.values())
         ]
@@ -65,43 +76,74 @@ class Locality:
         for hook in self._hooks:
             hook.remove()
 
-    def enter(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        """A module is about to run."""
-        if self.paused or not torch.is_grad_enabled():
+    def enter(self, module: torch.nn.Module, inputs: Sequence[object]) -> None:
+        """A module is about to run with these inputs."""
+        if self.paused:
             return
-        for parameter in module._parameters.values():
-            at = None if parameter is None else self._positions.get(parameter)
-            if at is None:
-                continue
-            self._now.setdefault(at)
+        own = [
+            self._positions[one] for one in module._parameters.values() if one is not None and one in self._positions
+        ]
+        self._passed.update(dict.fromkeys(own))
+        if not torch.is_grad_enabled():
+            return
+        self._now.update(own)
+        for at in own:
             if isinstance(module, _TABLES) and inputs and isinstance(inputs[0], torch.Tensor):
                 self._see(at, inputs[0])
+            elif at in self._stacks:
+                self._see_choice(at, inputs)
             elif at in self._rows and at not in self._told:
                 self._seen_rows[at].fill_(1)  # a table that is also used as a whole, as a tied head does
 
     def touch(self, at: int, rows: torch.Tensor) -> None:
         """Rows of parameter number ``at``, and no others, are used in this step; the host waits for no device."""
         self._told.add(at)
+        self._now.add(at)
+        self._passed.setdefault(at)
         self._see(at, rows)
 
     def _see(self, at: int, rows: torch.Tensor) -> None:
+        self._know_rows(at)
+        index = rows.detach().reshape(-1).to(self._parameters[at].device, torch.int64)
+        self._seen_rows[at].index_fill_(0, index, 1)
+
+    def _know_rows(self, at: int) -> None:
+        """From now on the rows of this parameter are counted."""
         parameter = self._parameters[at]
         if at not in self._rows:
             self._rows[at] = _Recent(len(parameter), parameter.device)
             self._seen_rows[at] = torch.zeros(len(parameter), device=parameter.device)
-        self._now.setdefault(at)
-        self._seen_rows[at].index_fill_(0, rows.detach().reshape(-1).to(parameter.device, torch.int64), 1)
 
-    def step(self, half_lives: tuple[float, float]) -> None:
-        """A step of the training ends."""
-        seen = [float(at in self._now or parameter.grad is not None) for at, parameter in enumerate(self._parameters)]
-        self._recent.update(torch.tensor(seen), half_lives)
+    def step(self, half_lives: tuple[float, float], norms: torch.Tensor) -> None:
+        """A step of the training ends, in which the parameters' gradients had these ``norms``."""
+        for at in self._stacks - self._told - self._chosen:
+            self._see_gradient(at)
+        seen = torch.tensor([float(at in self._now) for at in range(len(self._parameters))])
+        self._recent.update(torch.maximum(seen.to(norms.device, non_blocking=True), (norms != 0).float()), half_lives)
         for at, rows in self._seen_rows.items():
             self._rows[at].update(rows, half_lives)
             rows.zero_()
+        self._chosen.clear()
         if self._now:
-            self._order = list(self._now)
-            self._now = {}
+            self._order = [at for at in self._passed if at in self._now]
+        self._now, self._passed = set(), {}
+
+    def _see_choice(self, at: int, inputs: Sequence[object]) -> None:
+        chosen = None if at in self._told else chosen_experts(inputs, self._parameters[at])
+        if chosen is not None:
+            self._chosen.add(at)
+            self._know_rows(at)
+            self._seen_rows[at] = torch.maximum(self._seen_rows[at], chosen)
+
+    def _see_gradient(self, at: int) -> None:
+        """Of a stack whose inputs did not say which experts were chosen: those that have a gradient. Where there is
+        none (frozen ones) it was used as a whole, if at all."""
+        gradient = self._parameters[at].grad
+        if gradient is not None and gradient.layout is torch.strided:
+            self._know_rows(at)
+            self._seen_rows[at].copy_(moved_experts(gradient))
+        elif at in self._rows and at in self._now:
+            self._seen_rows[at].fill_(1)
 
     def next_uses(self) -> dict[int, int]:
         """By position, how many others a step uses before that parameter; of those that the last step used."""
@@ -130,11 +172,11 @@ class Locality:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from such a state."""
         self._recent.load_state_dict(state["recent"])
-        self._rows, self._seen_rows, self._now = {}, {}, {}
+        self._rows, self._seen_rows = {}, {}
+        self._now, self._passed = set(), {}
         for at, saved in state["rows"].items():
-            self._see(int(at), torch.empty(0))
-            self._rows[at].load_state_dict(saved)
-        self._now = {}
+            self._know_rows(int(at))
+            self._rows[int(at)].load_state_dict(saved)
         self._told = {int(at) for at in state["told"]}
         self._order = [int(at) for at in state["order"]]
 
@@ -145,9 +187,9 @@ class _Watch:
     def __init__(self, locality: Locality | None = None, module: torch.nn.Module | None = None) -> None:
         self._locality, self._module = locality, module
 
-    def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if not torch.compiler.is_compiling() and self._locality is not None and module is self._module:
-            self._locality.enter(module, inputs)
+            self._locality.enter(module, (*inputs, *named.values()))
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()

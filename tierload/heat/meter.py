@@ -30,16 +30,20 @@ class HeatMeter:
     ``close``. The training's own numbers stay the same bit for bit.
 
     ``weights`` are those of gradient, radius and locality, and sum to 1. ``half_lives`` are in steps: of the gradient
-    norms, and of the recent and the long average of accesses. Both can be set at any time. ``closure`` returns the loss
-    of a fixed batch, with its graph; with it one parameter's Hessian radius after another is measured, whenever the
-    last measurement has come down to ``share`` of the time since, pauses included. An eighth of a batch does. It calls
-    the bare model, not DistributedDataParallel around it. Without it radii are a proxy, the second moments of Adam.
+    norms, and of the recent and the long average of accesses. Both can be set at any time. Radii are a proxy, the
+    second moments of Adam, and that is enough to place and to prefetch: measured ones hardly change what is hottest
+    (docs/decisions/0021).
+
+    With ``closure``, which returns the loss of a fixed batch with its graph, they are measured, one parameter after
+    another, whenever the last measurement has come down to ``share`` of the time since, pauses included. An eighth of a
+    batch does. It calls the bare model, not DistributedDataParallel around it.
 
     ``parameters`` are those to follow, by name; as a rule the model's own. Tied ones are one, under each of their
-    names. A state as the meter's ``state_dict`` can be a part of a commit.
+    names. What the model gets later is not followed: make another meter then. A state as the meter's ``state_dict`` can
+    be a part of a commit.
 
     Raises:
-        InvalidRequest: The model has no parameters.
+        InvalidRequest: The model has no parameters, or some without a shape (lazy modules).
         UnsupportedValue: A parameter is spread over ranks (DTensor).
     """
 
@@ -60,6 +64,8 @@ class HeatMeter:
         if not 0 < share <= 1:
             raise ValueError(f"share is {share}; use a part of the training's time, above 0 and at most 1")
         for name, parameter in named.items():
+            if isinstance(parameter, torch.nn.UninitializedParameter):
+                raise InvalidRequest(f"{name} has no shape yet (a lazy module); let one batch through the model first")
             if isinstance(parameter, DTensor):
                 raise UnsupportedValue(f"{name} is spread over ranks (DTensor), whose heat cannot be measured yet")
         self.weights = weights
@@ -76,7 +82,8 @@ class HeatMeter:
         self._debt = 0.0  # seconds that the last measurement took, less what has been granted since
         self._clock = time.perf_counter
         self._last: float | None = None
-        self._hook = optimizer.register_step_pre_hook(self._on_step)
+        # After a step, not before it: a closure of step() leaves its gradients then, and fused ones are unscaled then.
+        self._hook = optimizer.register_step_post_hook(self._on_step)
 
     @property
     def weights(self) -> Weights:
@@ -181,9 +188,11 @@ class HeatMeter:
         )
 
     def touch(self, name: str, rows: torch.Tensor) -> None:
-        """Says that this step uses these rows (indices of the first dimension) of a parameter: the experts that a
-        router has chosen, when they are stacked in one tensor. Embeddings and experts that are modules are seen
-        anyway.
+        """Says that this step uses these rows (indices of the first dimension) of a parameter, and no others; from then
+        on the rows of that parameter are only what is said. Rows of embeddings are seen anyway, experts that are
+        modules too, and of experts stacked in one tensor those whose indices, or numbers of tokens, are handed to the
+        module that owns them, or, where they are not, those that have a gradient. So it is for frozen experts that are
+        chosen in another way, and for other tables.
 
         Raises:
             InvalidRequest: No parameter has that name.
@@ -243,8 +252,8 @@ class HeatMeter:
     def _on_step(self, *_: object) -> None:
         now = self._clock()
         gradient, *accesses = self._half_lives
-        self._gradients.update(gradient)
-        self._locality.step((accesses[0], accesses[1]))
+        norms = self._gradients.update(gradient)
+        self._locality.step((accesses[0], accesses[1]), norms)
         if self._closure is not None:
             if self._last is not None:
                 self._debt = max(self._debt - self._share * (now - self._last), 0.0)
