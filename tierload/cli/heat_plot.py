@@ -44,7 +44,8 @@ def draw(
     left, right = figure.subplots(1, 2)
     left.barh([_label(name) for name, _ in bars], [heat for _, heat in bars])
     left.invert_yaxis()
-    left.set(title=f"heat at {title}", xlim=(0, 1))
+    some = f", the {len(bars)} hottest of {len(rows)}" if len(bars) < len(rows) else ""
+    left.set(title=f"heat at {title}{some}", xlim=(0, 1))
     numbers = [number if commit.step is None else commit.step for number, (commit, _) in enumerate(past)]
     for place, (name, _) in enumerate(hottest):
         heats = [heats.get(name, float("nan")) for _, heats in past]
@@ -52,7 +53,7 @@ def draw(
         style = {"label": _label(name)} if named else {"color": "lightgrey", "zorder": 0}
         right.plot(numbers, heats, marker=".", **style)
     right.set(title="heat of commits, the hottest named", xlabel="step", ylim=(0, 1.02))
-    right.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(to)
 
 

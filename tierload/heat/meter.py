@@ -113,10 +113,7 @@ class HeatMeter:
 
     def scores(self) -> dict[str, Heat]:
         """The heat of every parameter, by name."""
-        proxies = self._proxies()
-        gradients, radii = self._gradients.average.mean().tolist(), self._curvature.radii(proxies)
-        found = heats(gradients, radii, self._locality.values(), self._weights)
-        by_parameter = dict(zip(self._parameters, found, strict=True))
+        by_parameter = dict(zip(self._parameters, heats(*self._measured(), self._weights), strict=True))
         return {name: by_parameter[parameter] for name, parameter in self._named.items()}
 
     def pages(self, page_bytes: int = _PAGE_BYTES) -> dict[str, list[Heat]]:
@@ -125,29 +122,7 @@ class HeatMeter:
         A page's gradient and radius are its part of the parameter's, by the second moments of Adam where there are
         some; its locality is that of the most used row in it.
         """
-        gradients, locality = self._gradients.average.mean().tolist(), self._locality.values()
-        radii = self._curvature.radii(self._proxies())
-        raw: list[tuple[float, float, float]] = []
-        counts: list[int] = []
-        for at, (parameter, moment) in enumerate(self._moments()):
-            elements = max(page_bytes // parameter.element_size(), 1)
-            count = max(-(-parameter.numel() // elements), 1)
-            even = [1 / count] * count
-            shares = even if moment is None or count == 1 else page_shares(moment, elements)
-            rows = self._locality.rows(at) if count > 1 else None
-            used = [1.0] * count if rows is None else page_locality(rows, parameter[0].numel(), elements)
-            most = max(shares)
-            raw += [
-                (gradients[at] * part**0.5, radii[at] * part / most, locality[at] * use)
-                for part, use in zip(shares, used, strict=True)
-            ]
-            counts.append(count)
-        by_page, radii_by_page, locality_by_page = zip(*raw, strict=True)
-        found = iter(heats(by_page, radii_by_page, locality_by_page, self._weights))
-        by_parameter = {
-            parameter: [next(found) for _ in range(count)]
-            for parameter, count in zip(self._parameters, counts, strict=True)
-        }
+        by_parameter = dict(zip(self._parameters, self._pages(self._measured(), page_bytes), strict=True))
         return {name: by_parameter[parameter] for name, parameter in self._named.items()}
 
     def next_uses(self) -> dict[str, int]:
@@ -165,24 +140,21 @@ class HeatMeter:
             if key is not None:
                 keys.setdefault(key, at)
         which = list(keys.values())
-        names = [self._names[self._parameters[at]] for at in which]
-        scores, uses = self.scores(), self._locality.next_uses()
-        measured = (self._gradients.average.mean().tolist(), self._curvature.radii(self._proxies()))
-        gradient, radius, locality = (
-            np.array([column[at] for at in which], np.float32) for column in (*measured, self._locality.values())
-        )
-        by_page = self.pages(page_bytes)
+        measured = self._measured()
+        scores, by_page = heats(*measured, self._weights), self._pages(measured, page_bytes)
+        uses = self._locality.next_uses()
+        gradient, radius, locality = (np.array([column[at] for at in which], np.float32) for column in measured)
         pages = {
-            key: np.array([page.heat for page in by_page[name]], np.float32)
-            for key, at, name in zip(keys, which, names, strict=True)
-            if len(by_page[name]) > 1 and self._parameters[at].is_contiguous()
+            key: np.array([page.heat for page in by_page[at]], np.float32)
+            for key, at in keys.items()
+            if len(by_page[at]) > 1 and self._parameters[at].is_contiguous()
         }
         return HeatTable(
             keys=tuple(keys),
             gradient=gradient,
             radius=radius,
             locality=locality,
-            heat=np.array([scores[name].heat for name in names], np.float32),
+            heat=np.array([scores[at].heat for at in which], np.float32),
             first_use=np.array([uses.get(at, -1) for at in which], np.int32),
             pages=pages,
         )
@@ -275,6 +247,32 @@ class HeatMeter:
             return self._curvature.measure(positions, closure, proxies)
         finally:
             self._locality.paused = False
+
+    def _measured(self) -> tuple[list[float], list[float], list[float]]:
+        """Gradient norm, radius and locality of each parameter."""
+        radii = self._curvature.radii(self._proxies())
+        return self._gradients.average.mean().tolist(), radii, self._locality.values()
+
+    def _pages(self, measured: tuple[list[float], list[float], list[float]], page_bytes: int) -> list[list[Heat]]:
+        gradients, radii, locality = measured
+        raw: list[tuple[float, float, float]] = []
+        counts: list[int] = []
+        for at, (parameter, moment) in enumerate(self._moments()):
+            elements = max(page_bytes // parameter.element_size(), 1)
+            count = max(-(-parameter.numel() // elements), 1)
+            even = [1 / count] * count
+            shares = even if moment is None or count == 1 else page_shares(moment, elements)
+            rows = self._locality.rows(at) if count > 1 else None
+            used = [1.0] * count if rows is None else page_locality(rows, parameter[0].numel(), elements)
+            most = max(shares)
+            raw += [
+                (gradients[at] * part**0.5, radii[at] * part / most, locality[at] * use)
+                for part, use in zip(shares, used, strict=True)
+            ]
+            counts.append(count)
+        by_page, radii_by_page, locality_by_page = zip(*raw, strict=True)
+        found = iter(heats(by_page, radii_by_page, locality_by_page, self._weights))
+        return [[next(found) for _ in range(count)] for count in counts]
 
     def _moments(self) -> list[tuple[torch.nn.Parameter, torch.Tensor | None]]:
         moments = second_moments(self._parameters, self._optimizer)

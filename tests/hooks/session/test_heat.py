@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import tierload
 from tests.hooks.session.toys import Toy, saved
+from tests.ranks.world import results
 from tierload import InvalidRequest, Session
 from tierload.heat import HeatMeter
 
@@ -61,3 +63,28 @@ def test_what_cannot_be_measured_is_refused(store: Path) -> None:
     heat: Any = 3
     with pytest.raises(InvalidRequest, match="heat is 3; use True"):
         Session(store, every=1, heat=heat, **toy.parts)
+
+
+def of_ranks(rank: int, ranks: int, path: str, steps: int) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    with tierload.Session(path, every=2, heat=True, model=model, optimizer=optimizer) as run:
+        for step in run.steps(steps):
+            optimizer.zero_grad()
+            model(torch.arange(4) + 16 * rank + step).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+        assert run.meter is not None
+        return run.meter.scores(), run.meter.state_dict()["locality"]["rows"][0]["long"]["sum"].tolist()  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_each_rank_goes_on_with_what_it_has_measured(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    whole = results(2, of_ranks, path, 4)
+    with tierload.open(path, mode="w") as store:
+        store.rollback(2)
+    assert results(2, of_ranks, path, 4) == whole
+    assert whole[0][1] != whole[1][1], "each rank has looked up words of its own"
