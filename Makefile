@@ -50,9 +50,13 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-tools
 	$(PIP) torch
 	@touch $@
 
+# What tests hold Hessian radii against, without its dependence on a torchvision that is not that of the CPU's torch.
+ORACLES := curvlinops-for-pytorch einconv einops linear_operator opt_einsum scipy
+
 # The Python sources are used where they lie; `make build` puts the native module beside them.
 $(VENV)/.stamp-package: pyproject.toml $(VENV)/.stamp-torch
 	$(PIP) --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace --editable '.[dev]'
+	$(PIP) --no-deps $(ORACLES)
 	@touch $@
 
 # ---- The native core ------------------------------------------------------------------------------------------------
