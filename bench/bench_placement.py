@@ -124,7 +124,7 @@ def _hot(subject: _Subject) -> tuple[np.ndarray, np.ndarray]:
     plan = plan_pages(flatten(subject.state), _PAGE, _PACK)
     with tierload.open(subject.path) as store:
         placement = place_pages(plan, store.heat(), 0)
-    ends = np.cumsum(plan.parts_of_page)
+    ends = np.cumsum(plan.parts_of_page, dtype=np.int64)
     sizes = np.add.reduceat(plan.lengths, ends - plan.parts_of_page)
     pages = np.sort(placement.order[: placement.hot])
     return pages, sizes[pages]

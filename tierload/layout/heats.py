@@ -34,8 +34,7 @@ def page_heats(plan: PagePlan, table: HeatTable) -> npt.NDArray[np.uint16]:
         pages = table.pages.get(key)
         for number in numbers.get(key, ()):
             whole[number] = heat
-            info = chunks.info(number)
-            if pages is not None and _has_pages(info, plan.sizes[0], len(pages)):
+            if pages is not None and _has_pages(info := chunks.info(number), plan.sizes[0], len(pages)):
                 first[number], count[number], begin[number] = known, len(pages), _begin(info)
                 paged.append(pages)
                 known += len(pages)
