@@ -14,7 +14,7 @@ from tierload.engine import devices, values
 from tierload.engine.background import Background
 from tierload.engine.heating import table_of_meter
 from tierload.engine.job import Job
-from tierload.engine.opened import OpenStore
+from tierload.engine.loads import LoadingStore
 from tierload.engine.saving import Draft, Effort, Saved, page_set, save_state
 from tierload.engine.together import Around, refuse_together, save_together
 from tierload.errors import CorruptStore, InvalidRequest, UnsupportedValue
@@ -33,7 +33,7 @@ _PARENTS_MAX = 64  # shards that are looked through for pages when the number of
 _MEASURE_FROM = 256 << 20  # a save of so many bytes is worth a second of measuring the device, once
 
 
-class WritingStore(OpenStore):
+class WritingStore(LoadingStore):
     """What ``Store`` does for those of its methods that change something; see there."""
 
     _outline: object = None  # of the last state that was saved
