@@ -227,10 +227,7 @@ class OpenStore:
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
             manifest = self._manifest(found)
-        if found.ranks > 1:
-            return read_heat(manifest.state.tobytes())
-        chunks = table_of(manifest).chunks
-        return read_heat(manifest.state.tobytes(), chunks.keys_at(range(len(chunks))))
+        return _heat_in(found, manifest)
 
     def shards(self, commit: Which | None = None) -> list[ShardInfo]:
         """What each rank has written of a commit (the head), in the order of ranks."""
@@ -408,7 +405,9 @@ class OpenStore:
             allow_pickle=allow_pickle,
             whole=source.whole,
         )
-        options = HotOptions(example, self.heat(source.commit), self.settings.hot_budget_bytes, progress)
+        options = HotOptions(
+            example, _heat_in(source.commit, source.manifest(0)), self.settings.hot_budget_bytes, progress
+        )
         return HotStart(source, plan, pages, opened, options, self._threads, here, start)
 
     def reader(
@@ -519,6 +518,17 @@ class OpenStore:
 
     def __repr__(self) -> str:
         return f"Store({self.path!r}, {'closed' if self._closed else 'open'})"
+
+
+def _heat_in(commit: Commit, manifest: _native.Manifest) -> HeatTable | None:
+    """The heat in a commit, by the first of its shards."""
+    document = manifest.state.tobytes()
+    if b'"heat"' not in document:
+        return None  # as most are; otherwise the word may stand in a text
+    if commit.ranks > 1:
+        return read_heat(document)
+    chunks = table_of(manifest).chunks
+    return read_heat(document, chunks.keys_at(range(len(chunks))))
 
 
 def _find_pinned(path: str, commit: str, rank: int, ranks: int) -> Source:
