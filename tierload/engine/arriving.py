@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,11 +55,8 @@ class Arrivals:
         self._lock = threading.Lock()
         self._settled: set[int] = set()
         self.native = _arrivals(source, units, ranks, rank, workers)
-        self._threads = [
-            threading.Thread(target=self._work, name=f"tierload-arrive-{number}", daemon=True)
-            for number in range(workers)
-        ]
-        self._threads.append(threading.Thread(target=self._watch, name="tierload-arrived", daemon=True))
+        self._workers = workers
+        self._running: dict[int, LockType] = {}  # threads by number, and what each of them holds
         self._gates: list[Gate] = []
         self._settle: Callable[[], object] = lambda: None
 
@@ -66,13 +64,27 @@ class Arrivals:
         """Begins to fetch; ``settle`` is called by every worker first."""
         self._settle = settle
         _all.add(self)
-        for thread in self._threads[:-1]:
-            thread.start()
+        for _ in range(self._workers):
+            self._run(self._work)
 
     def gate(self) -> None:
         """Makes the uses of all tensors wait from here on."""
         self._gates = [Gate(unit.tensors, self._waiter(number)) for number, unit in enumerate(self.units)]
-        self._threads[-1].start()
+        self._run(self._watch)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Has a thread do this. Unlike a ``threading.Thread`` it is not waited for until it runs, which, as those who
+        start last and have the lowest priority, is milliseconds where others compute."""
+        running = allocate_lock()
+        running.acquire()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                running.release()
+
+        self._running[start_new_thread(run, ())] = running
 
     def _waiter(self, unit: int) -> Callable[[], None]:
         def wait() -> None:
@@ -155,9 +167,10 @@ class Arrivals:
         """Has nothing more fetched. A use of what is not there raises."""
         if os.getpid() == self._owner:
             self.native.stop()
-            for thread in self._threads:
-                if thread.ident is not None and thread is not threading.current_thread():
-                    thread.join()
+            for number, running in self._running.items():
+                if number != threading.get_ident():
+                    with running:
+                        pass
 
     def _ended(self, unit: int) -> BaseException:
         if self.error is not None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tierload.engine.company import company_of
+from tierload.engine.heating import heat_in
 from tierload.engine.hot_start import HotOptions, HotStart, Stage
 from tierload.engine.job import place
 from tierload.engine.loading import Source, Whole, fill
@@ -176,7 +177,8 @@ class LoadingStore(OpenStore):
             allow_pickle=allow_pickle,
             whole=source.whole,
         )
-        options = HotOptions(example, self.heat(source.commit), self.settings.hot_budget_bytes, progress)
+        heat = heat_in(source.commit, source.manifest(0))
+        options = HotOptions(example, heat, self.settings.hot_budget_bytes, progress)
         return HotStart(source, plan, pages, opened, options, self._threads, here, start)
 
     def reader(

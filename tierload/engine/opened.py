@@ -16,13 +16,13 @@ from typing import Literal, Self
 
 from tierload import _native
 from tierload.catalog import CatalogView, decode_text
-from tierload.engine import balancing, checking, comparing, devices, records, values
+from tierload.engine import balancing, checking, comparing, devices, heating, records, values
 from tierload.engine.inventory import Inventory, find_info
 from tierload.engine.job import place
 from tierload.engine.loading import table_of
 from tierload.errors import CommitDropped, CorruptStore, InvalidRequest, KeyMismatch, StoreIOError, StoreNotFound
 from tierload.settings import Settings
-from tierload.state import own_keys, read_heat
+from tierload.state import own_keys
 from tierload.types import Balance, Change, ChunkInfo, Commit, Difference, HeatTable, ShardInfo, VerifyReport
 
 __all__ = ["OpenStore", "Which"]
@@ -197,10 +197,7 @@ class OpenStore:
         with self._lock:
             found = self._view().find() if commit is None else self._find(commit)
             manifest = self._manifest(found)
-        if found.ranks > 1:
-            return read_heat(manifest.state.tobytes())
-        chunks = table_of(manifest).chunks
-        return read_heat(manifest.state.tobytes(), chunks.keys_at(range(len(chunks))))
+        return heating.heat_in(found, manifest)
 
     def shards(self, commit: Which | None = None) -> list[ShardInfo]:
         """What each rank has written of a commit (the head), in the order of ranks."""

@@ -48,34 +48,41 @@ class Arriving:
 class HotPlan:
     """A planned hot start of a target, whose modules and optimizers the lists name."""
 
-    def __init__(self, settled: Settled, states: Settled) -> None:
+    def __init__(self, settled: Settled, states: Settled | None) -> None:
         self.modules = settled.binder.modules
         self.optimizers = [live for live, _, _ in settled.binder.optimizers]  # type: ignore[attr-defined]
         self._settled = settled
-        self._states = states
+        self._states = states  # of the optimizers, if there are any
 
     def begin(self, read: Read) -> tuple[LoadReport, list[Arriving]]:
         """Gives the target everything but the bytes of the tensors that arrive later, which are returned."""
-        settled, states = self._settled, self._states
+        settled = self._settled
         arriving = _arriving_tensors(settled)
         here = {int(one.plan.destinations.chunks[0]) for one in arriving}
         read(_plan(settled, lambda chunk: chunk not in here, parts=True))
         settled.make()
         settled.fills.copy({int(chunk) for chunk in settled.destinations.chunks} - here)
         settled.act()
+        if self._states is None:
+            return settled.report(), arriving
+        of_states, loaded = self._begin_states(self._states, read)
+        report = settled.report()
+        return replace(report, loaded=tuple(sorted({*report.loaded, *loaded}))), [*arriving, *of_states]
+
+    def _begin_states(self, states: Settled, read: Read) -> tuple[list[Arriving], Iterable[str]]:
+        """The same for the states of optimizers; and their keys."""
         whole = states.plan()
-        if not self.optimizers or not _only_hands_out(states, self.optimizers):
+        arriving: list[Arriving] = []
+        if _only_hands_out(states, self.optimizers):
+            report = whole.finish()
+            arriving = _arriving_states(states, self.optimizers)
+            later = {int(one.plan.destinations.chunks[0]) for one in arriving}
+            read(_plan(states, lambda chunk: chunk not in later))
+        else:
             read(whole)
             report = whole.finish()
-        else:
-            report = whole.finish()
-            of_states = _arriving_states(states, self.optimizers)
-            later = {int(one.plan.destinations.chunks[0]) for one in of_states}
-            read(_plan(states, lambda chunk: chunk not in later))
-            arriving += of_states
         assert isinstance(report, LoadReport)
-        own = settled.report()
-        return replace(own, loaded=tuple(sorted({*own.loaded, *report.loaded}))), arriving
+        return arriving, report.loaded
 
 
 def plan_hot(
@@ -99,20 +106,23 @@ def plan_hot(
         CorruptStore, UnsupportedValue: As there.
     """
     with paused_collection():
-        readers = [Reader(document, chunks, types=types, allow_pickle=allow_pickle) for _ in range(2)]
+        reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle)
         parts: list[Part] | None = None
         if isinstance(into, tuple):
             model, optimizer = into
-            into, parts = find_parts(readers[0], model, optimizer, key)
-        binder = _HotBinder(readers[0], into, strict=strict, cast=cast, whole=whole)
+            into, parts = find_parts(reader, model, optimizer, key)
+        binder = _HotBinder(reader, into, strict=strict, cast=cast, whole=whole)
         binder.walk(parts)
-        states = Binder(readers[1], into, strict=strict, cast=cast, whole=whole)
-        states.problems = binder.problems
-        states.walk(binder.optimizers)
-        settled = Settled(binder), Settled(states)
+        states: Binder | None = None
+        if binder.optimizers:
+            other = Reader(document, chunks, types=types, allow_pickle=allow_pickle)
+            states = Binder(other, into, strict=strict, cast=cast, whole=whole)
+            states.problems = binder.problems
+            states.walk(binder.optimizers)
+        plan = HotPlan(Settled(binder), None if states is None else Settled(states))
         if strict:
             binder.problems.refuse()
-    return HotPlan(*settled)
+    return plan
 
 
 class _HotBinder(Binder):

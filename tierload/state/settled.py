@@ -47,7 +47,7 @@ class Settled:
         bound, self.bound_tensors = memory.bound()
         self.bound = bound.tolist()
         self.fills.touch([*self.bound_tensors, *binder.touched])
-        self.in_place = {number for number, _ in self.fills.direct}.union(
+        self.in_place = frozenset(number for number, _ in self.fills.direct).union(
             self.bound, (part.chunk for part in binder.parts)
         )
         self.destinations = memory.destinations(self.fills.direct, binder.parts)

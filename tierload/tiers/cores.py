@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -72,6 +73,7 @@ def worker_cores(nodes: dict[int, frozenset[int]] | None = None) -> WorkerCores:
     return WorkerCores(tuple(chosen), len(chosen), False, node)
 
 
+@cache  # a machine keeps them
 def numa_nodes(root: Path = _NODES) -> dict[int, frozenset[int]]:
     """The cores of each NUMA node that has some; empty where the system does not tell."""
     found: dict[int, frozenset[int]] = {}
