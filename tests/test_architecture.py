@@ -29,6 +29,7 @@ NEIGHBOURS = {("storage", "codec"), ("codec", "storage")} | {("state", room) for
 # The room of each contract in native/include/tierload. storage.h is what everything is written against: the interface
 # is at the bottom, and the room `storage` holds its implementations.
 CONTRACTS = {
+    "arrivals": "engine",
     "bytes": "base",
     "device": "base",
     "digest": "base",
