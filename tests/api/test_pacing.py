@@ -114,6 +114,7 @@ class Writing(threading.Thread):
                 parents=[],
                 compression="off",
                 device_rate=1e9,
+                read_rate=0.0,
                 threads=2,
                 segment_bytes=1 << 20,
                 flush_interval_ms=0,

@@ -42,6 +42,7 @@ def write_page(save: _native.Save, data: np.ndarray, parents: tuple[_native.Mani
         parents=list(parents),
         compression="off",
         device_rate=0.0,
+        read_rate=0.0,
         threads=0,
         segment_bytes=1 << 20,
         flush_interval_ms=0,
