@@ -12,9 +12,9 @@ import torch
 from tierload.state.bind import Binder
 from tierload.state.documents import WholeState
 from tierload.state.fills import Fill, copy
-from tierload.state.keys import Path
+from tierload.state.keys import KeyFilter, Path
 from tierload.state.pause import paused_collection
-from tierload.state.plan import LoadPlan
+from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.reader import Reader
 from tierload.state.settled import Settled
 from tierload.state.stored_parts import Part, find_parts
@@ -84,6 +84,7 @@ def plan_hot(
     into: object,
     *,
     key: str | None = None,
+    keys: Sequence[str] | None = None,
     strict: bool = True,
     cast: bool = False,
     types: Sequence[type] = (),
@@ -98,8 +99,9 @@ def plan_hot(
             like the module; nothing has changed.
         CorruptStore, UnsupportedValue: As there.
     """
+    wanted = None if keys is None else KeyFilter(keys)
     with paused_collection():
-        readers = [Reader(document, chunks, types=types, allow_pickle=allow_pickle) for _ in range(2)]
+        readers = [Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted) for _ in range(2)]
         parts: list[Part] | None = None
         if isinstance(into, tuple):
             model, optimizer = into
@@ -112,6 +114,7 @@ def plan_hot(
         settled = Settled(binder), Settled(states)
         if strict:
             binder.problems.refuse()
+    refuse_unused(wanted)
     return HotPlan(*settled)
 
 
