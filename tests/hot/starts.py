@@ -14,8 +14,10 @@ from torch import nn
 
 import tierload
 from tests.state.alike import assert_alike
+from tests.store.support import damage_byte
 from tierload import Settings
 from tierload.engine.arriving import Arrivals
+from tierload.engine.loading import table_of
 
 SMALL = Settings(page_bytes=4096, pack_below_bytes=256)
 LONG_S = 60
@@ -99,3 +101,12 @@ def held(patch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     finally:
         go.set()
         patch.setattr(Arrivals, "_work", work)
+
+
+def damage(path: Path, key: str) -> None:
+    """Flips a bit in the first page of a tensor of the newest commit."""
+    with tierload.open(path) as store:
+        manifest = store._native.manifest(store.find().txid)
+        table = table_of(manifest)
+        row = table.pages[int(table.rows[store.info(key).number]["first_page"])]
+        damage_byte(path / manifest.segment_path(int(row["segment"])), int(row["offset"]) + 5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -70,6 +70,7 @@ class HotProgress:
 class HotOptions:
     """What the caller of a hot start chose; see ``Store.hot_start``."""
 
+    model: torch.nn.Module | None
     example: tuple[Any, ...] | Mapping[str, Any] | None
     heat: HeatTable | None
     hot_budget_bytes: int
@@ -100,17 +101,18 @@ class HotStart:
         self.commit: Commit = source.commit
         self.report, units = plan.begin(lambda part: fill(source, part, threads, rank))
         of_tensor = {id(tensor): number for number, unit in enumerate(units) for tensor in unit.tensors}
-        model = plan.modules[0] if plan.modules else None
+        model = plan.modules[0] if options.model is None and plan.modules else options.model
         self._names = {unit.key: number for number, unit in enumerate(units)}
         positions, source_of_order = np.full(len(units), np.inf), "the store"
         if model is not None:
-            uses = _uses(model, options)
+            names_of = {
+                of_tensor[id(tensor)]: names for tensor, names in tensor_names(model).items() if id(tensor) in of_tensor
+            }
+            uses = _uses(model, options, {units[number].key: names[0] for number, names in names_of.items()})
             source_of_order = uses.source
-            for tensor, names in tensor_names(model).items():
-                number = of_tensor.get(id(tensor))
-                if number is not None:
-                    self._names.update(dict.fromkeys(names, number))
-                    positions[number] = uses.positions.get(names[0], np.inf)
+            for number, names in names_of.items():
+                self._names.update(dict.fromkeys(names, number))
+                positions[number] = uses.positions.get(names[0], np.inf)
         heat = _heat_of(units, options.heat)
         cores = worker_cores()
         self._arrivals = Arrivals(source, units, _ranks(positions, units, heat), pages, rank, cores.count)
@@ -216,12 +218,16 @@ class HotStart:
                 time.sleep(_LOOK_S)
 
 
-def _uses(model: torch.nn.Module, options: HotOptions) -> FirstUse:
-    """When a pass uses what: as the example says, as the commit's heat recorded it, or as modules are registered."""
+def _uses(model: torch.nn.Module, options: HotOptions, names: Mapping[str, str]) -> FirstUse:
+    """When a pass uses what: as the example says, as the commit's heat recorded it, or as modules are registered.
+    ``names`` are those in the model, by key in the store."""
+    heat = options.heat
+    if heat is not None:
+        heat = replace(heat, keys=tuple(names.get(key, key) for key in heat.keys))
     if options.example is not None:
-        return first_uses(model, options.example, options.heat)
-    if options.heat is not None and (options.heat.first_use >= 0).any():
-        return first_uses(model, None, options.heat)
+        return first_uses(model, options.example, heat)
+    if heat is not None and (heat.first_use >= 0).any():
+        return first_uses(model, None, heat)
     return of_modules(model)
 
 

@@ -123,7 +123,7 @@ class LoadingStore(OpenStore):
 
     def hot_start(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         step: int | None = None,
@@ -131,6 +131,7 @@ class LoadingStore(OpenStore):
         tag: str | None = None,
         into: object = None,
         key: str | None = None,
+        keys: str | Sequence[str] | None = None,
         example: tuple[Any, ...] | Mapping[str, Any] | None = None,
         strict: bool = True,
         cast: bool = False,
@@ -144,9 +145,9 @@ class LoadingStore(OpenStore):
         and the first use of a tensor waits for that one. See ``HotStart``.
 
         The model is looked for in the stored state by the names of its tensors, or is at ``key``; ``into`` is a whole
-        target, as ``load`` takes it, of which ``model`` and ``optimizer`` are parts. Tensors arrive in the order in
-        which a forward pass uses them: as an ``example`` of its arguments shows (nothing is computed), as the commit's
-        heat recorded it, else as modules are registered. States of optimizers come last.
+        target, as ``load`` takes it with ``keys``, in which ``model`` (or the first module) is needed first. Tensors
+        arrive in the order in which a forward pass uses them: as an ``example`` of its arguments shows (nothing is
+        computed), as the commit's heat recorded it, else as modules are registered. States of optimizers come last.
 
         Tensors on meta get their memory. A buffer on meta that is in no state dict has to be computed before, which is
         an error. Tensors that cannot be made to wait are there when it returns: those that are spread over ranks,
@@ -155,7 +156,10 @@ class LoadingStore(OpenStore):
         Raises:
             KeyMismatch: Store and target differ: everything is listed, and nothing was changed.
             CorruptPage: Of what has to be there at once. Later, it is raised by the use that needs the page.
+            InvalidRequest: There is neither ``model`` nor ``into``.
         """
+        if model is None and into is None:
+            raise InvalidRequest("say what to hot start: a model, or a whole target (into=)")
         began = time.perf_counter() if began is None else began
         self._wait_for_background()
         here, ranks = place()
@@ -171,6 +175,7 @@ class LoadingStore(OpenStore):
             source.chunks,
             (model, optimizer) if into is None else into,
             key=key,
+            keys=[keys] if isinstance(keys, str) else keys,
             strict=strict,
             cast=cast,
             types=types,
@@ -178,7 +183,7 @@ class LoadingStore(OpenStore):
             whole=source.whole,
         )
         heat = heat_in(source.commit, source.manifest(0))
-        options = HotOptions(example, heat, self.settings.hot_budget_bytes, progress)
+        options = HotOptions(model, example, heat, self.settings.hot_budget_bytes, progress)
         return HotStart(source, plan, pages, opened, options, self._threads, here, start)
 
     def reader(

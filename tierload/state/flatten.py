@@ -17,6 +17,7 @@ from tierload.state.chunking import Chunk, chunks_of
 from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
 from tierload.state.dtypes import BY_DTYPE, FLOATING, ITEM_SIZES
+from tierload.state.gates import arrived
 from tierload.state.keys import DEPTH_MAX, ROOT, Path
 from tierload.state.lazy import LazyTensor
 from tierload.state.names import ParameterNames
@@ -136,6 +137,7 @@ class _Writer:
 
     def _encode(self, value: Any, path: Path) -> Parts:
         """The parts of a value that the native writer does not know."""
+        arrived(value)  # what a hot start still brings is an ordinary tensor then
         kind = type(value)
         try:
             write = WRITERS.get(kind)

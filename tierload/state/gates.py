@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Gate", "GatedParameter", "GatedTensor"]
+__all__ = ["Gate", "GatedParameter", "GatedTensor", "arrived"]
 
 Wait = Callable[[], None]
 """Returns when the bytes are there; raises what is wrong with them."""
@@ -68,6 +68,11 @@ class GatedTensor(_Gated, torch.Tensor):
     """A buffer, or another tensor, that is not there yet."""
 
 
+def arrived(value: object) -> None:
+    """Waits for a tensor that is not there yet; anything else is."""
+    _wait_for((value,))
+
+
 def _wait_for(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, _Gated):
@@ -85,9 +90,10 @@ _FACTS = frozenset(
         *(getattr(torch.Tensor, name) for name in "register_hook register_post_accumulate_grad_hook __hash__".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "shape dtype device layout ndim itemsize nbytes".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "is_cpu is_cuda is_meta is_sparse is_quantized".split()),
-        *(getattr(torch.Tensor, name).__get__ for name in "requires_grad grad grad_fn is_leaf _backward_hooks".split()),
+        *(getattr(torch.Tensor, name).__get__ for name in "requires_grad grad grad_fn is_leaf".split()),
+        *(getattr(torch.Tensor, name).__get__ for name in "_backward_hooks _post_accumulate_grad_hooks".split()),
         *(getattr(torch.Tensor, name).__set__ for name in "requires_grad grad".split()),
-        *(torch.Tensor.requires_grad_, torch.is_floating_point, torch.is_complex, torch.numel),
+        *(torch.Tensor.requires_grad_, torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.is_shared),
     ]
 )
 """What is known of a tensor before its bytes are there, and what can be said to it."""

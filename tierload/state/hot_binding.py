@@ -12,9 +12,9 @@ import torch
 from tierload.state.bind import Binder
 from tierload.state.documents import WholeState
 from tierload.state.fills import Fill, copy
-from tierload.state.keys import Path
+from tierload.state.keys import KeyFilter, Path
 from tierload.state.pause import paused_collection
-from tierload.state.plan import LoadPlan
+from tierload.state.plan import LoadPlan, refuse_unused
 from tierload.state.reader import Reader
 from tierload.state.settled import Settled
 from tierload.state.stored_parts import Part, find_parts
@@ -91,6 +91,7 @@ def plan_hot(
     into: object,
     *,
     key: str | None = None,
+    keys: Sequence[str] | None = None,
     strict: bool = True,
     cast: bool = False,
     types: Sequence[type] = (),
@@ -105,8 +106,9 @@ def plan_hot(
             like the module; nothing has changed.
         CorruptStore, UnsupportedValue: As there.
     """
+    wanted = None if keys is None else KeyFilter(keys)
     with paused_collection():
-        reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle)
+        reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
         parts: list[Part] | None = None
         if isinstance(into, tuple):
             model, optimizer = into
@@ -115,13 +117,14 @@ def plan_hot(
         binder.walk(parts)
         states: Binder | None = None
         if binder.optimizers:
-            other = Reader(document, chunks, types=types, allow_pickle=allow_pickle)
+            other = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
             states = Binder(other, into, strict=strict, cast=cast, whole=whole)
             states.problems = binder.problems
             states.walk(binder.optimizers)
         plan = HotPlan(Settled(binder), None if states is None else Settled(states))
         if strict:
             binder.problems.refuse()
+    refuse_unused(wanted)
     return plan
 
 

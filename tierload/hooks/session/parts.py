@@ -16,7 +16,7 @@ from tierload.errors import InvalidRequest
 from tierload.hooks.session.loaders import Batches
 from tierload.state import RNG, File, Folder, is_stateful, rng
 
-__all__ = ["OWN", "guard_optimizers", "state_of", "trained"]
+__all__ = ["OWN", "first_trained", "guard_optimizers", "state_of", "trained"]
 
 OWN = "session"
 """What a session knows of itself stands under this name; random states under ``rng``."""
@@ -61,16 +61,26 @@ def trained(state: Mapping[str, object]) -> tuple[torch.nn.Module, torch.optim.O
     Raises:
         InvalidRequest: There is not one of each.
     """
-    parts = list(_inside(state))
-    optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
-    held = {parameter for each in optimizers for group in each.param_groups for parameter in group["params"]}
-    modules = [part for part in parts if isinstance(part, torch.nn.Module) and not held.isdisjoint(part.parameters())]
+    modules, optimizers = _trained(state)
     if len(optimizers) != 1 or len(modules) != 1:
         raise InvalidRequest(
             f"heat=True is for one optimizer and the module that it trains, and the parts have {len(optimizers)} and "
             f"{len(modules)} of them; make the meter that you mean: heat=tierload.heat.HeatMeter(model, optimizer)"
         )
     return modules[0], optimizers[0]
+
+
+def first_trained(state: Mapping[str, object]) -> torch.nn.Module | None:
+    """The first module that an optimizer trains, which a step is about to use; None where there is none."""
+    return next(iter(_trained(state)[0]), None)
+
+
+def _trained(state: Mapping[str, object]) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+    parts = list(_inside(state))
+    optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+    held = {parameter for each in optimizers for group in each.param_groups for parameter in group["params"]}
+    modules = [part for part in parts if isinstance(part, torch.nn.Module) and not held.isdisjoint(part.parameters())]
+    return modules, optimizers
 
 
 def _is_fillable(part: object) -> bool:

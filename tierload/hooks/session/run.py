@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from tierload import api
 from tierload.catalog import parse_best
-from tierload.engine import Store, place, tags_of
+from tierload.engine import HotStart, Store, place, tags_of
 from tierload.errors import InvalidRequest, TierloadError
 from tierload.hooks.metering import HEAT, check, meter_of, stored_heat
 from tierload.hooks.session.keeping import Keeping, Retention
 from tierload.hooks.session.loaders import Batches
-from tierload.hooks.session.parts import OWN, guard_optimizers, state_of, trained
+from tierload.hooks.session.parts import OWN, first_trained, guard_optimizers, state_of, trained
 from tierload.hooks.session.stopping import Stopping
 from tierload.observe import say
 from tierload.settings import Settings
@@ -52,6 +52,10 @@ class Session:
     a ``tierload.heat.HeatMeter`` of the program's. Commits have the heat of their tensors (``Store.heat``), and what
     the meter has measured, from which it goes on; ``run.meter`` is the meter.
 
+    With ``hot_start=True`` a run that goes on does not wait for its weights and the states of its optimizers: they
+    arrive while the first batches are read, and each waits for its first use alone (``Store.hot_start``);
+    ``run.hot_start`` tells how far they are. A save, and the end of the block, wait for all of them.
+
     In a job of torch.distributed all ranks do all of this together.
 
     Raises:
@@ -70,6 +74,7 @@ class Session:
         on_signal: Literal["save"] | None = "save",
         settings: Settings | None = None,
         heat: HeatMeter | bool = False,
+        hot_start: bool = False,
         **parts: object,
     ) -> None:
         if type(every) is not int or every < 1:
@@ -84,8 +89,12 @@ class Session:
         if keep_best is not None:
             parse_best(keep_best)
         check(heat)
+        if type(hot_start) is not bool:
+            raise InvalidRequest(f"hot_start is {hot_start!r}; use True or False")
         self.resumed: Commit | None = None
         self.meter: HeatMeter | None = None
+        self.hot_start: HotStart | None = None
+        self._hot = hot_start
         self._heat = heat
         self._path = path
         self._every = every
@@ -115,7 +124,7 @@ class Session:
     def __enter__(self) -> Self:
         if self._store is not None:
             raise InvalidRequest(f"{self._path}: this session has begun already")
-        self.resumed, self._in_step, self._loop = None, False, None
+        self.resumed, self.hot_start, self._in_step, self._loop = None, None, False, None
         self._metrics, self._tags, self._due = {}, (), False
         store = api.open(self._path, mode="w", settings=self._settings)
         if store in _in_use:
@@ -142,7 +151,11 @@ class Session:
         if store.head() is not None:
             try:
                 measured = stored_heat(store)
-                store.load(into=self._state if measured is None else self._state | {HEAT: None})
+                target = self._state if measured is None else self._state | {HEAT: None}
+                if self._hot:
+                    self.hot_start = store.hot_start(first_trained(self._state), into=target)
+                else:
+                    store.load(into=target)
             except TierloadError as error:
                 error.add_note(
                     f"The newest commit of {store.path} does not fit the parts of this session. To begin another run, "
@@ -179,6 +192,9 @@ class Session:
         keeping, self._keeping = self._keeping, None
         try:
             if error is None:
+                if self.hot_start is not None:
+                    self.hot_start.join()
+                    self.hot_start.close()
                 store.wait()
             if keeping is not None:
                 keeping.finish(collect=error is None)
@@ -315,8 +331,8 @@ class Session:
         self._metrics, self._tags, self._due = {}, (), False
 
     def _prepare(self) -> None:
-        """Once, after the first step, when optimizers have their states: the first save is as fast as the others."""
-        if not self._prepared:
+        """Once, after a step with all states of optimizers there: the first save is as fast as the others."""
+        if not self._prepared and (self.hot_start is None or self.hot_start.ready):
             self._prepared = True
             self._opened().prepare(self._with_heat())
 

@@ -19,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from tierload.api import load
 from tierload.api import open as open_store
-from tierload.engine import Store
+from tierload.engine import HotStart, Store
 from tierload.errors import CommitNotFound, InvalidRequest, KeyMismatch, StoreNotFound
 from tierload.types import Commit
 
@@ -125,6 +125,11 @@ class Resumed:
     def load(self, parts: dict[str, Any]) -> None:
         """Loads parts in place: all of them, or none and an error that lists every difference."""
         load(self.path, commit=self.commit, keys=list(parts), into=parts)
+
+    def hot_start(self, parts: dict[str, Any]) -> HotStart:
+        """The same, while they are used already."""
+        with open_store(self.path) as store:
+            return store.hot_start(parts["model"], commit=self.commit, keys=list(parts), into=parts)
 
 
 @contextmanager

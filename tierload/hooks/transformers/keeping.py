@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierload.api import async_save, guard
 from tierload.api import open as open_store
-from tierload.engine import PendingSave
+from tierload.engine import HotStart, PendingSave
 from tierload.errors import TierloadError
 from tierload.hooks.metering import HEAT, check, meter_of, stored_heat
 from tierload.hooks.transformers import commits
@@ -28,10 +28,12 @@ _log = logging.getLogger(__name__)
 class Keeper:
     """Saves a trainer into the store at ``path``, and knows the commit that it goes on from while it trains."""
 
-    def __init__(self, path: str, settings: Settings | None, heat: HeatMeter | bool) -> None:
+    def __init__(self, path: str, settings: Settings | None, heat: HeatMeter | bool, hot: bool) -> None:
         check(heat)
         self.path = path
         self.meter: HeatMeter | None = None  # while a trainer trains
+        self.hot_start: HotStart | None = None
+        self.hot = hot
         self._heat = heat
         self.settings = settings
         self.trains = False
@@ -45,7 +47,7 @@ class Keeper:
 
     def begins(self, trainer: Any, resumed: commits.Resumed | None) -> None:
         """A trainer that saves here begins to train, from a commit or anew."""
-        self.resumed, self.trains, self._files = resumed, True, None
+        self.resumed, self.trains, self._files, self.hot_start = resumed, True, None, None
         store = open_store(self.path, mode="w", settings=self.settings)  # now, and not when hours have been trained
         if resumed is None:
             head = store.head()
@@ -54,8 +56,20 @@ class Keeper:
         elif resumed.best is not None and trainer.is_world_process_zero():
             store.tag(commits.BEST, resumed.best)  # another one may have been the best before a rollback
 
+    def load(self, trainer: Any) -> None:
+        """Everything of the commit that is loaded in place, now or while it is used."""
+        assert self.resumed is not None
+        parts = commits.live_parts(trainer)
+        if self.hot:
+            self.hot_start = self.resumed.hot_start(parts)
+        else:
+            self.resumed.load(parts)
+
     def finish(self, trainer: Any) -> None:
-        """Its training is over, and everything durable."""
+        """Its training is over, and everything there and durable."""
+        if self.hot_start is not None:
+            self.hot_start.join()
+            self.hot_start.close()
         self.wait()
         self._collect(trainer)
 

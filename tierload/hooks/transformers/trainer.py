@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 
 from tierload.api import open as open_store
 from tierload.api import rollback
-from tierload.engine import PendingSave
+from tierload.engine import HotStart, PendingSave
 from tierload.errors import InvalidRequest
 from tierload.hooks.transformers import commits
 from tierload.hooks.transformers.keeping import Keeper
@@ -46,18 +46,29 @@ class TierloadCallback(TrainerCallback):
 
     It takes effect in a trainer that is a ``TierloadMixin``, or that is started by ``resume``. With ``heat=True`` (or a
     ``tierload.heat.HeatMeter`` of the program's) commits have the heat of their tensors, and what the meter has
-    measured, from which a resumed training goes on; ``meter`` is that of the newest training.
+    measured, from which a resumed training goes on; ``meter`` is that of the newest training. With ``hot_start=True``
+    weights and states of the optimizer arrive while a resumed training has begun (``Store.hot_start``).
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Settings | None = None, *, heat: HeatMeter | bool = False
+        self,
+        path: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        heat: HeatMeter | bool = False,
+        hot_start: bool = False,
     ) -> None:
-        self._keeper = Keeper(os.fspath(path), settings, heat)
+        self._keeper = Keeper(os.fspath(path), settings, heat, hot_start)
 
     @property
     def meter(self) -> HeatMeter | None:
         """What follows the training; None before it begins, and without ``heat``."""
         return self._keeper.meter
+
+    @property
+    def hot_start(self) -> HotStart | None:
+        """How far it is with what the newest training goes on from; None where it was loaded at once, or is new."""
+        return self._keeper.hot_start
 
     @property
     def pending(self) -> PendingSave | None:
@@ -148,11 +159,10 @@ class TierloadMixin(_Base):  # type: ignore[misc]
             super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        resumed = _resumed(self, checkpoint)
-        if resumed is None:
+        if _resumed(self, checkpoint) is None:
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
-            resumed.load(commits.live_parts(self))
+            _keeper(self).load(self)
 
     def _load_scaler(self, checkpoint: Any) -> None:
         if _resumed(self, checkpoint) is None:
@@ -179,15 +189,24 @@ class TierloadMixin(_Base):  # type: ignore[misc]
         commits.load_best(keeper.path, self.model, self.state.best_global_step)
 
 
-def resume(trainer: Any, *, step: int | None = None, commit: str | Commit | None = None, tag: str | None = None) -> Any:
+def resume(
+    trainer: Any,
+    *,
+    step: int | None = None,
+    commit: str | Commit | None = None,
+    tag: str | None = None,
+    hot_start: bool = False,
+) -> Any:
     """Trains, from the newest commit, or that of a ``step``, ``commit`` id or ``tag``; from the beginning where there
     is no commit yet. Gives what ``trainer.train()`` gives. See ``TierloadMixin``, which the trainer is from now on.
+    ``hot_start``: as of ``TierloadCallback``, which may have said it already.
 
     Raises:
         CommitNotFound: There is no such commit.
         InvalidRequest: The trainer has no ``TierloadCallback``; or see ``TierloadMixin.train``.
     """
-    path = _keeper(trainer).path
+    keeper = _keeper(trainer)
+    path, keeper.hot = keeper.path, keeper.hot or hot_start
     if not isinstance(trainer, TierloadMixin):
         own = type(trainer)
         trainer.__class__ = type(f"Tierload{own.__name__}", (TierloadMixin, own), {})
