@@ -1,7 +1,6 @@
 #include "tierload/manifest.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <numeric>
 #include <optional>
@@ -80,16 +79,6 @@ std::string mixed_up(Storage& storage, const std::string& path, const RootRow& r
 
 std::string copy_path(const RootRow& row, bool mirror) {
   return manifest_path(row.epoch, row.txid, row.rank) + (mirror ? ".m" : "");
-}
-
-// All of it for every row, with no branch between: an open looks at as many rows as the state has MiB, all well formed.
-bool well_formed(const PageRow& page, std::span<const SegmentRow> segments) {
-  const uint64_t size = page.segment < segments.size() ? segments[page.segment].size : 0;
-  const bool raw = page.codec == static_cast<uint8_t>(Codec::raw);
-  return (page.offset % sector == 0) & (page.offset <= size) & (page.stored_length <= size - page.offset) &
-         (page.stored_length != 0) & (page.stored_length <= page.raw_length) & (page.raw_length <= page_raw_max) &
-         (page.codec <= static_cast<uint8_t>(Codec::planes)) & (!raw | (page.stored_length == page.raw_length)) &
-         std::has_single_bit(page.item_size) & (page.item_size <= 8);
 }
 
 }  // namespace
@@ -245,7 +234,15 @@ void Manifest::check_rows() const {
   const auto all_chunks = chunks();
   for (size_t i = 0; i < all_pages.size(); ++i) {
     const PageRow& page = all_pages[i];
-    if (!well_formed(page, all_segments)) fail("page", i);
+    if (page.segment >= all_segments.size() || page.offset % sector != 0 || page.raw_length == 0 ||
+        page.raw_length > page_raw_max || page.stored_length == 0 || page.stored_length > page.raw_length ||
+        page.offset > all_segments[page.segment].size ||
+        page.stored_length > all_segments[page.segment].size - page.offset ||
+        page.codec > static_cast<uint8_t>(Codec::planes) ||
+        (page.codec == static_cast<uint8_t>(Codec::raw) && page.stored_length != page.raw_length) ||
+        (page.item_size != 1 && page.item_size != 2 && page.item_size != 4 && page.item_size != 8)) {
+      fail("page", i);
+    }
   }
   uint64_t unpacked = 0;  // pages belong to one chunk unless packed, which also bounds the work below
   const auto all_dims = dims();
