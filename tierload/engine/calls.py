@@ -43,36 +43,35 @@ class Calls:
         self._sorted = positions[self._order]
         self._rule = rule
         self._raised: list[int] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._hooks: dict[int, tuple[list[int], torch.utils.hooks.RemovableHandle]] = {}  # by identity of the module
 
     def watch(self) -> None:
         """Puts the hooks on."""
+
+        @torch._dynamo.disable  # type: ignore[untyped-decorator]
+        def before(module: torch.nn.Module, _: object) -> None:
+            if id(module) not in self._hooks:
+                return  # a copy of one, which has waited for all of its tensors
+            own, handle = self._hooks[id(module)]
+            handle.remove()
+            self._arrivals.wait_for(own)
+            self._reach(self._positions[own].min())
+
         for top in self._modules:
             for module in top.modules():
                 own = self._own(module)
-                if own:
-                    self._hook(module, own)
+                if own and id(module) not in self._hooks:
+                    self._hooks[id(module)] = own, module.register_forward_pre_hook(before, prepend=True)
 
     def close(self) -> None:
         """Takes those off that are left."""
-        for handle in self._handles:
+        for _, handle in self._hooks.values():
             handle.remove()
-        self._handles.clear()
 
     def _own(self, module: torch.nn.Module) -> list[int]:
         deep = isinstance(module, _READS_INNER)
         tensors = (*module.parameters(deep), *module.buffers(deep))
         return sorted({self._unit_of[id(tensor)] for tensor in tensors if id(tensor) in self._unit_of})
-
-    def _hook(self, module: torch.nn.Module, own: list[int]) -> None:
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]
-        def before(*_: object) -> None:
-            handle.remove()
-            self._arrivals.wait_for(own)
-            self._reach(self._positions[own].min())
-
-        handle = module.register_forward_pre_hook(before, prepend=True)
-        self._handles.append(handle)
 
     def _reach(self, position: float) -> None:
         """The pass is so far: what it needs next gets high priority, what it has left behind is not urgent any more."""

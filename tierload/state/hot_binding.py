@@ -117,8 +117,7 @@ def plan_hot(
         binder.walk(parts)
         states: Binder | None = None
         if binder.optimizers:
-            other = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
-            states = Binder(other, into, strict=strict, cast=cast, whole=whole)
+            states = Binder(reader.twin(), into, strict=strict, cast=cast, whole=whole)
             states.problems = binder.problems
             states.walk(binder.optimizers)
         plan = HotPlan(Settled(binder), None if states is None else Settled(states))

@@ -7,6 +7,7 @@ them (bytes, random generators); tensors, arrays and files are made only once.
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from collections import defaultdict
@@ -75,6 +76,15 @@ class Reader:
         self._open: set[int] = set()
         self.has_compounds = b'"compound"' in document  # it may: the word can stand in a text
         self._numbered: list[object] | None = self._number() if b'"ref"' in document else None
+        self._checked = self._numbered is not None
+
+    def twin(self) -> Reader:
+        """Another one of the same document, which is parsed and checked once, with memory of its own."""
+        other = copy.copy(self)
+        other._views, other._made, other._tied, other._objects, other._open = {}, {}, {}, {}, set()
+        other.notes = {}
+        other.restart()
+        return other
 
     def whole(self) -> object:
         """The whole state, or what the key filter leaves of it."""
@@ -108,8 +118,9 @@ class Reader:
         Raises:
             CorruptStore: A node is not of the form that its tag has.
         """
-        if self._numbered is None:
+        if not self._checked:
             self._number()
+            self._checked = True
 
     def value(self, node: object, path: Path) -> Any:
         """The value of a node.
