@@ -20,8 +20,8 @@ def play(stage: Stage) -> None:
     rows = told["rows"]
     assert isinstance(rows, dict)
     stage.say(
-        f"A larger GPT, of {megabytes(float(str(told['raw'])))}, out of the same commit twice, in turn, with nothing of "
-        "it in the page cache: tierload.load(store, into=state), then a pass; and tierload.hot_start(store, model), "
+        f"A larger GPT, of {megabytes(float(str(told['raw'])))}, out of the same commit twice, in turn, nothing "
+        "of it in the page cache: tierload.load(store, into=state), then a pass; and tierload.hot_start(store, model), "
         "whose pass begins at once. Every byte is verified in both."
     )
     middle = {
