@@ -1,5 +1,5 @@
 """`make demo`: a run saves, is killed, resumes exactly, goes wrong, is rolled back, meets a rotten byte,
-and is trained by four ranks, of which one is killed."""
+is trained by four ranks, of which one is killed, and is used while it arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import tierload
-from bench import ranks_act
+from bench import hot_act, ranks_act
 from bench.stage import Stage, Trainer, copy_with_flip, flip, kill_in_save, megabytes
 
 EVERY = 4
@@ -44,6 +44,7 @@ class Demo:
         self.rot()
         ranks_act.play(self.stage)
         self.measure()
+        hot_act.play(self.stage)
         return self.stage.failures
 
     def _train(self, *arguments: object, kill_at: int = 0) -> tuple[dict[str, object], dict[str, int]]:

@@ -10,7 +10,8 @@ import torch
 
 import tierload
 from bench import report
-from bench.gpt import Shape
+from bench.gpt import GPT, Shape
+from bench.hot_versus import loaded, started
 from bench.measuring import Figure, Result
 from bench.stage import ROOT, environment
 from bench.train import Run, bits
@@ -49,6 +50,13 @@ def test_report_says_what_held(tmp_path):
     assert "| slow | 3 ms | 3 to 3 |  | ≤ 2.5 ms | **no** |" in text
     assert "old" not in text
     assert text.endswith("after")
+
+
+def test_a_hot_start_computes_what_a_load_does(tmp_path):
+    tierload.save({"model": GPT(TINY)}, tmp_path / "s")
+    hot, load = (way(tmp_path / "s", TINY) for way in (started, loaded))
+    assert hot.output == load.output
+    assert 0 < hot.returned < hot.first_layer < hot.first_output <= hot.everything
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The demonstration's last act: the same state saved by tierload and by ``torch.save``, in turn, on one disk."""
+"""The demonstration's act of costs: the same state saved by tierload and by ``torch.save``, in turn, on one disk."""
 
 from __future__ import annotations
 

@@ -152,7 +152,11 @@ class Binder:
         wanted: place and node of what is stored beside them, and the keys of the others in ``live``."""
         rest = list(live)
         bound: set[Any] = set()
-        nodes = nodes_of(tag, content) if self.reader.keys is None else None
+        one = next(iter(live.values()), None)
+        # As a rule a module is on meta as a whole. The native core would be refused each tensor by an error of torch's,
+        # which takes a millisecond.
+        on_meta = isinstance(one, torch.Tensor) and one.is_meta
+        nodes = nodes_of(tag, content) if self.reader.keys is None and not on_meta else None
         if nodes is not None:
             rest = self.reader.memory.bind(live, nodes)
             if len(rest) + len(nodes) == len(live):
