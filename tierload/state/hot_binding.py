@@ -3,7 +3,7 @@ there first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class HotPlan:
             report = whole.finish()
         else:
             report = whole.finish()
-            of_states = _arriving_states(states, self.optimizers)
+            of_states = _arriving_states(states, self.optimizers, {id(own) for one in arriving for own in one.tensors})
             later = {int(one.plan.destinations.chunks[0]) for one in of_states}
             read(_plan(states, lambda chunk: chunk not in later))
             arriving += of_states
@@ -208,6 +208,7 @@ def _only_hands_out(states: Settled, optimizers: Iterable[torch.optim.Optimizer]
         and not states.destinations.parts
         and all(
             type(live).load_state_dict is base.load_state_dict
+            and type(live).__setstate__.__module__.startswith("torch.optim.")  # they look at numbers only
             and not live._optimizer_load_state_dict_pre_hooks
             and not live._optimizer_load_state_dict_post_hooks
             and all(one.device.type == "cpu" for group in live.param_groups for one in group["params"])
@@ -216,8 +217,10 @@ def _only_hands_out(states: Settled, optimizers: Iterable[torch.optim.Optimizer]
     )
 
 
-def _arriving_states(states: Settled, optimizers: Iterable[torch.optim.Optimizer]) -> list[Arriving]:
-    """The tensors in the states of optimizers, which are used by no one else."""
+def _arriving_states(
+    states: Settled, optimizers: Iterable[torch.optim.Optimizer], others: Container[int]
+) -> list[Arriving]:
+    """The tensors in the states of optimizers that are none of ``others``, by identity."""
     destinations, table = states.destinations, states.binder.reader.memory.chunks
     chunk_at = dict(zip(destinations.pointers.tolist(), destinations.chunks.tolist(), strict=True))
     tensors = {
@@ -226,7 +229,7 @@ def _arriving_states(states: Settled, optimizers: Iterable[torch.optim.Optimizer
         for state in live.state.values()
         if isinstance(state, dict)
         for value in state.values()
-        if isinstance(value, torch.Tensor) and _can_wait(value)
+        if isinstance(value, torch.Tensor) and _can_wait(value) and id(value) not in others
     }
     by_chunk: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors.values():
