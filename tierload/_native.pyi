@@ -58,6 +58,11 @@ class Arrivals:
 
     def stop(self) -> None: ...
 
+    def release(self) -> None:
+        """
+        Lets go of files and buffers, when everything has arrived and every work() has returned.
+        """
+
     def order(self, units: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ranks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
     def demand(self, unit: int) -> None: ...

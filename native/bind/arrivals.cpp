@@ -79,6 +79,13 @@ void bind_arrivals(nb::module_& module) {
           "Works until everything has arrived; threads call it, as many as were announced.")
       .def("stop", [](ArrivingPages& self) { self.arrivals->stop(); })
       .def(
+          "release",
+          [](ArrivingPages& self) {
+            without_gil([&] { self.arrivals->release(); });
+            self.manifests.clear();
+          },
+          "Lets go of files and buffers, when everything has arrived and every work() has returned.")
+      .def(
           "order",
           [](ArrivingPages& self, const Array<uint32_t>& units, const Array<uint32_t>& ranks) {
             self.arrivals->order(span_of(units), span_of(ranks));

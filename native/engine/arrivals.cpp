@@ -88,6 +88,13 @@ void Arrivals::stop() {
   changed_.notify_all();
 }
 
+void Arrivals::release() {
+  fetch_.reset();
+  storage_.reset();
+  sources_.clear();  // whose rows the wants point to
+  wants_.clear();
+}
+
 size_t Arrivals::next() {
   const std::lock_guard guard(mutex_);
   const size_t group = queue_.begin()->second;

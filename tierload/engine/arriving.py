@@ -10,6 +10,7 @@ import time
 import weakref
 from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -52,17 +53,20 @@ class Arrivals:
         self._source = source
         self._pages = pages
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may use a tensor while the thread that it is in opens one
+        self.total = len(units)
         self._settled: set[int] = set()
         self.native = _arrivals(source, units, ranks, rank, workers)
         self._workers = workers
         self._running: dict[int, LockType] = {}  # threads by number, and what each of them holds
         self._gates: list[Gate] = []
         self._settle: Callable[[], object] = lambda: None
+        self._over: Callable[[], object] = lambda: None
 
-    def start(self, settle: Callable[[], object]) -> None:
-        """Begins to fetch; ``settle`` is called by every worker first."""
+    def start(self, settle: Callable[[], object], over: Callable[[], object]) -> None:
+        """Begins to fetch; ``settle`` is called by every worker first, and ``over`` when nothing more will arrive."""
         self._settle = settle
+        self._over = over
         _all.add(self)
         for _ in range(self._workers):
             self._run(self._work)
@@ -70,6 +74,8 @@ class Arrivals:
     def gate(self) -> None:
         """Makes the uses of all tensors wait from here on."""
         self._gates = [Gate(unit.tensors, self._waiter(number)) for number, unit in enumerate(self.units)]
+        for gate in self._gates:
+            gate.shut()
         self._run(self._watch)
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -95,7 +101,12 @@ class Arrivals:
     @property
     def ready(self) -> bool:
         """Whether all of them are there."""
-        return len(self._settled) == len(self.units)
+        return len(self._settled) == self.total
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a forked process, which has none of the threads, and locks that may be held by nobody."""
+        return os.getpid() != self._owner
 
     def is_ready(self, unit: int) -> bool:
         """Whether one is there."""
@@ -114,7 +125,7 @@ class Arrivals:
         """
         if unit in self._settled:
             return True
-        if os.getpid() != self._owner:
+        if self.elsewhere:
             self._read_here(unit)
             return True
         start = time.perf_counter()
@@ -132,11 +143,17 @@ class Arrivals:
         Raises:
             CorruptPage: A page of one is damaged.
         """
-        if os.getpid() == self._owner:
+        if not self.elsewhere:
             for unit in units:
                 self.native.demand(unit)
         for unit in units:
             self.wait(unit)
+
+    def wait_for_whole(self, units: Sequence[int]) -> None:
+        """Waits for all of several units that are not damaged."""
+        for unit in units:
+            with suppress(OSError, RuntimeError, MemoryError):  # whoever uses it is told
+                self.wait(unit)
 
     def _arrive(self, unit: int, timeout: float | None) -> bool:
         end = None if timeout is None else time.perf_counter() + timeout
@@ -165,12 +182,18 @@ class Arrivals:
 
     def stop(self) -> None:
         """Has nothing more fetched. A use of what is not there raises."""
-        if os.getpid() == self._owner:
+        if not self.elsewhere:
             self.native.stop()
-            for number, running in self._running.items():
-                if number != threading.get_ident():
-                    with running:
-                        pass
+            self.end()
+
+    def end(self) -> None:
+        """Waits until its threads have ended, when nothing more will arrive."""
+        if self.elsewhere:
+            return
+        for number, running in self._running.items():
+            if number != threading.get_ident():
+                with running:
+                    pass
 
     def _ended(self, unit: int) -> BaseException:
         if self.error is not None:
@@ -206,11 +229,11 @@ class Arrivals:
 
     def _read_here(self, unit: int) -> None:
         """In a forked child, which has the memory and none of the threads."""
-        if not self.native.arrived(unit):
-            self._pages.read(self.units[unit].plan)
-        self.units[unit].copy()
-        self._gates[unit].open()
-        self._settled.add(unit)
+        with self._lock:
+            if unit not in self._settled:
+                if not self.native.arrived(unit):
+                    self._pages.read(self.units[unit].plan)
+                self._open(unit)
 
     # Threads of its own
 
@@ -238,7 +261,14 @@ class Arrivals:
                         "a hot start meets a damaged page, and goes on without %r: %s", self.units[unit].key, error
                     )
             if over:
-                return
+                break
+        self.end()
+        self._over()
+        if self.ready:
+            # Whoever holds this holds the end of a story: no files, no buffers, not the model.
+            self.native.release()
+            self.units, self._gates = (), []
+            del self._source, self._pages
 
 
 def _arrivals(
@@ -284,7 +314,7 @@ def _together(plans: Sequence[LoadPlan], units: npt.NDArray[np.uint32]) -> tuple
 
 def _forked() -> None:
     for arrivals in list(_all):
-        arrivals._lock = threading.Lock()  # another thread of the parent may have held it
+        arrivals._lock = threading.RLock()  # another thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -116,13 +117,16 @@ class HotStart:
         heat = _heat_of(units, options.heat)
         cores = worker_cores()
         self._arrivals = Arrivals(source, units, _ranks(positions, units, heat), pages, rank, cores.count)
-        self._calls = Calls(self._arrivals, plan.modules, units, positions)
-        self._arrivals.start(lambda: cores.settle())
+        self._calls = Calls(self._arrivals, units, positions)
+        self._arrivals.start(lambda: cores.settle(), self._calls.close)
         total = self._arrivals.native.total_bytes
         now = time.perf_counter()
         cold = Stage("cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}")
-        self._locked = _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART)
-        lock = lock_memory([address for address, _ in self._locked], [length for _, length in self._locked], cores.node)
+        regions = _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART)
+        addresses, lengths = [address for address, _ in regions], [length for _, length in regions]
+        lock = lock_memory(addresses, lengths, cores.node)
+        self._unlock = weakref.finalize(self, unlock_memory, addresses, lengths)
+        self._unlock.atexit = False
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
         self._arrivals.gate()
@@ -143,7 +147,7 @@ class HotStart:
         arrivals = self._arrivals
         return HotProgress(
             arrivals.arrived_units,
-            len(arrivals.units),
+            arrivals.total,
             arrivals.native.bytes,
             arrivals.native.total_bytes,
             arrivals.stalled_seconds,
@@ -174,7 +178,7 @@ class HotStart:
         """
         end = None if timeout is None else time.monotonic() + timeout
         failure: BaseException | None = None
-        for unit in range(len(self._arrivals.units)):
+        for unit in range(self._arrivals.total):
             left = None if end is None else max(end - time.monotonic(), 0)
             try:
                 there = self._arrivals.wait(unit, left)
@@ -183,6 +187,7 @@ class HotStart:
                 continue
             if not there:
                 raise SaveTimeout(f"{self!r} is not complete after {timeout} s; it goes on")
+        self._arrivals.end()
         self._calls.close()
         if failure is not None:
             raise failure
@@ -192,8 +197,7 @@ class HotStart:
         """Has nothing more fetched: uses of what is not there raise. Lets the memory of hot tensors be."""
         self._arrivals.stop()
         self._calls.close()
-        unlock_memory(*zip(*self._locked, strict=True)) if self._locked else None
-        self._locked = []
+        self._unlock()
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ from tierload.state.cut_states import Cuts
 from tierload.state.documents import WholeState
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, obstacle
-from tierload.state.gates import arrived
+from tierload.state.gates import await_tensors
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
 from tierload.state.members import entries, members, nodes_of, optimizer_node
 from tierload.state.modules import is_stateful
@@ -234,7 +234,7 @@ class Binder:
 
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
-        arrived(live)  # else a hot start would still write over it
+        await_tensors((live,))
         if is_spread(live):
             spread_binding.bind_spread(self, live, node, path, module=module)
             return
@@ -264,7 +264,7 @@ class Binder:
 
     def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
         """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
-        arrived(live)
+        await_tensors((live,))
         tag, content = tag_of(node)
         if is_spread(live):
             return spread_binding.fill_if_alike(self, live, node, path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -169,8 +170,7 @@ class Fills:
 
 def copy(fill: Fill, source: torch.Tensor) -> None:
     """Fill a tensor from memory that has its bytes."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+    with torch.no_grad(), _quiet(fill.live.dtype):
         live = fill.live.detach()
         if fill.view.row.is_shell:
             integers = torch.uint8 if fill.view.row.size == 1 else torch.int16
@@ -179,6 +179,18 @@ def copy(fill: Fill, source: torch.Tensor) -> None:
             if not step and count > 1:
                 live, source = live.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
         live.copy_(source)
+
+
+@contextmanager
+def _quiet(dtype: torch.dtype) -> Iterator[None]:
+    """Without torch's word about halves of complex numbers. Filters of warnings are the whole process's, and copies are
+    made beside a training, so they are left alone otherwise."""
+    if dtype is not torch.complex32:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+        yield
 
 
 def _same_memory(live: torch.Tensor, other: torch.Tensor, view: TensorView, chosen: TensorView) -> bool:

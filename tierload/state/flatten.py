@@ -17,7 +17,7 @@ from tierload.state.chunking import Chunk, chunks_of
 from tierload.state.compounds import is_compound
 from tierload.state.containers import COUNTED, ENCODERS, Parts, member_encoder, unsupported
 from tierload.state.dtypes import BY_DTYPE, FLOATING, ITEM_SIZES
-from tierload.state.gates import arrived
+from tierload.state.gates import GatedParameter, GatedTensor, await_tensors
 from tierload.state.keys import DEPTH_MAX, ROOT, Path
 from tierload.state.lazy import LazyTensor
 from tierload.state.names import ParameterNames
@@ -115,6 +115,7 @@ class _Writer:
             np.memmap: self._array,
             torch.Tensor: self._tensor,
             torch.nn.Parameter: self._tensor,
+            **dict.fromkeys((GatedTensor, GatedParameter), self._arriving),
             LazyTensor: lambda lazy, path: self._tensor(lazy.materialise(), path),
             files.File: self._file,
             files.Folder: self._folder,
@@ -137,7 +138,6 @@ class _Writer:
 
     def _encode(self, value: Any, path: Path) -> Parts:
         """The parts of a value that the native writer does not know."""
-        arrived(value)  # what a hot start still brings is an ordinary tensor then
         kind = type(value)
         try:
             write = WRITERS.get(kind)
@@ -245,6 +245,10 @@ class _Writer:
             raise refusal(tensor, path)
         self._tensors.append(TensorLeaf(tensor, path.text(), self._hole('{"t":')))
         return ["}"]
+
+    def _arriving(self, tensor: torch.Tensor, path: Path) -> Parts:
+        await_tensors((tensor,))
+        return self._tensor(tensor, path)
 
     def _spread_tensor(self, tensor: Any, path: Path) -> Parts:
         """This rank's part of a tensor; what it is a part of is told beside the document."""

@@ -3,7 +3,7 @@ there first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,17 +65,20 @@ class HotPlan:
         settled.act()
         if self._states is None:
             return settled.report(), arriving
-        of_states, loaded = self._begin_states(self._states, read)
+        own = {id(tensor) for one in arriving for tensor in one.tensors}
+        of_states, loaded = self._begin_states(self._states, own, read)
         report = settled.report()
         return replace(report, loaded=tuple(sorted({*report.loaded, *loaded}))), [*arriving, *of_states]
 
-    def _begin_states(self, states: Settled, read: Read) -> tuple[list[Arriving], Iterable[str]]:
-        """The same for the states of optimizers; and their keys."""
+    def _begin_states(
+        self, states: Settled, others: Container[int], read: Read
+    ) -> tuple[list[Arriving], Iterable[str]]:
+        """The same for the states of optimizers, but for tensors that are ``others``, by identity; and their keys."""
         whole = states.plan()
         arriving: list[Arriving] = []
         if _only_hands_out(states, self.optimizers):
             report = whole.finish()
-            arriving = _arriving_states(states, self.optimizers)
+            arriving = _arriving_states(states, self.optimizers, others)
             later = {int(one.plan.destinations.chunks[0]) for one in arriving}
             read(_plan(states, lambda chunk: chunk not in later))
         else:
@@ -220,6 +223,7 @@ def _only_hands_out(states: Settled, optimizers: Iterable[torch.optim.Optimizer]
         and not states.destinations.parts
         and all(
             type(live).load_state_dict is base.load_state_dict
+            and type(live).__setstate__.__module__.startswith("torch.optim.")  # they look at numbers only
             and not live._optimizer_load_state_dict_pre_hooks
             and not live._optimizer_load_state_dict_post_hooks
             and all(one.device.type == "cpu" for group in live.param_groups for one in group["params"])
@@ -228,8 +232,10 @@ def _only_hands_out(states: Settled, optimizers: Iterable[torch.optim.Optimizer]
     )
 
 
-def _arriving_states(states: Settled, optimizers: Iterable[torch.optim.Optimizer]) -> list[Arriving]:
-    """The tensors in the states of optimizers, which are used by no one else."""
+def _arriving_states(
+    states: Settled, optimizers: Iterable[torch.optim.Optimizer], others: Container[int]
+) -> list[Arriving]:
+    """The tensors in the states of optimizers that are none of ``others``, by identity."""
     destinations, table = states.destinations, states.binder.reader.memory.chunks
     chunk_at = dict(zip(destinations.pointers.tolist(), destinations.chunks.tolist(), strict=True))
     tensors = {
@@ -238,7 +244,7 @@ def _arriving_states(states: Settled, optimizers: Iterable[torch.optim.Optimizer
         for state in live.state.values()
         if isinstance(state, dict)
         for value in state.values()
-        if isinstance(value, torch.Tensor) and _can_wait(value)
+        if isinstance(value, torch.Tensor) and _can_wait(value) and id(value) not in others
     }
     by_chunk: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors.values():

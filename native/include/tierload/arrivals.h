@@ -42,6 +42,8 @@ class Arrivals : private FetchOrder {
   void work();
   // Has no further page fetched. Waits return; what has not arrived never will.
   void stop();
+  // Lets go of files and buffers, when everything has arrived and every work() has returned.
+  void release();
 
   // New ranks for units; what is under way stays so.
   void order(std::span<const uint32_t> units, std::span<const uint32_t> ranks);
@@ -67,7 +69,7 @@ class Arrivals : private FetchOrder {
   void finish(const Want& want, const std::string& problem);
   void move_to(size_t group, uint64_t key);
 
-  const std::shared_ptr<Storage> storage_;
+  std::shared_ptr<Storage> storage_;
   const unsigned threads_;
   std::vector<ArrivingParts> sources_;
   std::vector<PagePart> parts_;
