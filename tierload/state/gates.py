@@ -69,8 +69,9 @@ class GatedTensor(_Gated, torch.Tensor):
 
 
 def arrived(value: object) -> None:
-    """Waits for a tensor that is not there yet; anything else is."""
-    _wait_for((value,))
+    """Waits for a tensor that is not there yet; anything else is. What is in a container is not looked at."""
+    if isinstance(value, _Gated):
+        _wait_for((value,))
 
 
 def _wait_for(values: Iterable[Any]) -> None:
