@@ -118,7 +118,6 @@ class HotStart:
         cores = worker_cores()
         self._arrivals = Arrivals(source, units, _ranks(positions, units, heat), pages, rank, cores.count)
         self._calls = Calls(self._arrivals, units, positions)
-        self._arrivals.start(lambda: cores.settle(), self._calls.close)
         total = self._arrivals.native.total_bytes
         now = time.perf_counter()
         cold = Stage("cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}")
@@ -129,6 +128,8 @@ class HotStart:
         self._unlock.atexit = False
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
+        # Not before: what faults pages in makes a lock on memory wait.
+        self._arrivals.start(lambda: cores.settle(), self._calls.close)
         self._arrivals.gate()
         self._calls.watch()
         bind = Stage("bind", time.perf_counter() - now, f"{cores}")
