@@ -190,7 +190,7 @@ class Arrivals:
         """Waits until its threads have ended, when nothing more will arrive."""
         if self.elsewhere:
             return
-        for number, running in self._running.items():
+        for number, running in list(self._running.items()):
             if number != threading.get_ident():
                 with running:
                     pass
