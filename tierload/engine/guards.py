@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tierload import _native
-from tierload.state import ROOT, TORCH, is_plain_tensor, is_spread, local_part
+from tierload.state import ROOT, TORCH, GatedParameter, GatedTensor, is_plain_tensor, is_spread, local_part
 
 __all__ = ["Guard", "Settling", "guard", "guarded", "guarded_memory", "settle_all", "settled", "settles_later"]
 
@@ -79,8 +79,12 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
     """Why no hook can wait in an optimizer's step, or ``""``."""
     if not getattr(type(optimizer).step, "hooked", False):
         return f"{type(optimizer).__name__}.step runs no hooks"
-    plain = (each for each in _parameters(optimizer) if each.is_cpu and is_plain_tensor(each))
-    if any(parameter.untyped_storage().is_shared() for parameter in plain if parameter.layout is torch.strided):
+    plain = (each for each in _parameters(optimizer) if each.is_cpu and _is_plain(each))
+    with torch._C.DisableTorchFunctionSubclass():  # nothing is asked of the bytes of one that is on its way
+        shared = any(
+            parameter.untyped_storage().is_shared() for parameter in plain if parameter.layout is torch.strided
+        )
+    if shared:
         return "its parameters are in shared memory, where other processes can change them"
     return _why_not_now(optimizer)
 
@@ -94,6 +98,10 @@ def _why_not_now(optimizer: torch.optim.Optimizer) -> str:
     ):
         return "it is capturable, and a graph that contains its step runs no hooks"
     return ""
+
+
+def _is_plain(tensor: object) -> bool:
+    return is_plain_tensor(tensor) or isinstance(tensor, (GatedParameter, GatedTensor))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Any]:

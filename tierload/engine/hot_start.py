@@ -127,8 +127,8 @@ class HotStart:
         self._unlock.atexit = False
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
+        self._calls.watch()  # first: its end may come at once
         self._arrivals.gate()
-        self._calls.watch()
         bind = Stage("bind", time.perf_counter() - now, f"{cores}")
         self.stages = (opened, cold, hot, bind)
         if options.progress:
