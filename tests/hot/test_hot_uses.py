@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import tierload
@@ -304,3 +305,26 @@ def test_damage_is_raised_where_it_matters(
             assert (error.value.key, error.value.page, error.value.offset) == ("model/1.weight", page, offset)
             assert error.value.path in str(segment)
     assert "meets a damaged page" in caplog.text
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "a wrapper that is made": lambda model: nn.parallel.DistributedDataParallel(model) and True,
+    "broadcast": lambda model: dist.broadcast(model.blocks[0].norm.running_mean, 0) or True,
+    "all_reduce": lambda model: dist.all_reduce(model.blocks[0].norm.running_mean) or True,
+}
+
+
+@pytest.mark.parametrize("use", WRAPPED)
+def test_what_ranks_share_waits(store: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    """It goes to C++ as it is."""
+    model, _ = trained(store)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with held(monkeypatch) as go:
+            warm, _ = fresh(2)
+            boot = tierload.hot_start(store, warm)
+            settled(lambda: WRAPPED[use](warm), go)
+        boot.join()
+        assert_same(model, warm)
+    finally:
+        dist.destroy_process_group()

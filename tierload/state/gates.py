@@ -136,6 +136,8 @@ def _let_be(tensor: Any) -> None:
     vars(tensor).pop(_GATE, None)
 
 
+_HOOKS = "_post_accumulate_grad_hooks"
+
 _FACTS = frozenset(
     [
         *(getattr(torch.Tensor, name) for name in "dim ndimension size stride numel nelement element_size".split()),
@@ -144,7 +146,7 @@ _FACTS = frozenset(
         *(getattr(torch.Tensor, name).__get__ for name in "shape dtype device layout ndim itemsize nbytes".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "is_cpu is_cuda is_meta is_sparse is_quantized".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "requires_grad grad grad_fn is_leaf _backward_hooks".split()),
-        torch.Tensor._post_accumulate_grad_hooks.__get__,  # type: ignore[misc]
+        getattr(torch.Tensor, _HOOKS).__get__,
         *(getattr(torch.Tensor, name).__set__ for name in "requires_grad grad".split()),
         *(torch.Tensor.requires_grad_, torch.is_floating_point, torch.numel),
     ]
