@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tierload import _native
-from tierload.state import ROOT, TORCH, GatedParameter, is_plain_tensor, is_spread, local_part
+from tierload.state import ROOT, TORCH, GatedParameter, GatedTensor, is_plain_tensor, is_spread, local_part
 
 __all__ = ["Guard", "Settling", "guard", "guarded", "guarded_memory", "settle_all", "settled", "settles_later"]
 
@@ -98,6 +98,10 @@ def _why_not_now(optimizer: torch.optim.Optimizer) -> str:
     ):
         return "it is capturable, and a graph that contains its step runs no hooks"
     return ""
+
+
+def _is_plain(tensor: object) -> bool:
+    return is_plain_tensor(tensor) or isinstance(tensor, (GatedParameter, GatedTensor))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Any]:

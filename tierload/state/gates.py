@@ -136,6 +136,8 @@ def _let_be(tensor: Any) -> None:
     vars(tensor).pop(_GATE, None)
 
 
+_HOOKS = "_post_accumulate_grad_hooks"
+
 _FACTS = frozenset(
     [
         *(getattr(torch.Tensor, name) for name in "dim ndimension size stride numel nelement element_size".split()),
@@ -143,8 +145,8 @@ _FACTS = frozenset(
         *(getattr(torch.Tensor, name) for name in "register_hook register_post_accumulate_grad_hook __hash__".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "shape dtype device layout ndim itemsize nbytes".split()),
         *(getattr(torch.Tensor, name).__get__ for name in "is_cpu is_cuda is_meta is_sparse is_quantized".split()),
-        *(getattr(torch.Tensor, name).__get__ for name in "requires_grad grad grad_fn is_leaf".split()),
-        *(getattr(torch.Tensor, name).__get__ for name in "_backward_hooks _post_accumulate_grad_hooks".split()),
+        *(getattr(torch.Tensor, name).__get__ for name in "requires_grad grad grad_fn is_leaf _backward_hooks".split()),
+        getattr(torch.Tensor, _HOOKS).__get__,
         *(getattr(torch.Tensor, name).__set__ for name in "requires_grad grad".split()),
         *(torch.Tensor.requires_grad_, torch.is_floating_point, torch.numel, torch.Tensor.is_shared),
     ]
