@@ -26,15 +26,15 @@ _COLD = (
     "ends before the next thing begins."
 )
 _FORWARD_HOW = (
-    "A transformer in float32, {size:.3g} GB with both moments of AdamW, of which the pass ({tokens} tokens, on all "
-    "cores, nothing said of the order) needs {share:.3g}; weights as before training, saved with compression {how}. "
+    "A transformer in float32, {size:.3g} GB with both moments of AdamW, of which the pass (of one token, nothing "
+    "said of the order) needs {share:.3g}; weights as before training, saved with compression {how}. "
     "{cold} *First output*: from the call of `hot_start(path, model, optimizer)` until the model's forward pass "
     "returns. *First layer*: until its first block returns; the time for that block's and the embeddings' {first:.3g}"
     " MB is by the rate of the full load of the same round. `torch.load` is `weights_only=True`, then both "
     "`load_state_dict` and the pass."
 )
 _PART_HOW = (
-    "The pass of {tokens} tokens needs {share:.3g} of the {size:.3g} GB of weights in float32 that the store has (no "
+    "The pass of one token needs {share:.3g} of the {size:.3g} GB of weights in float32 that the store has (no "
     "optimizer); nothing says beforehand which. {cold} *Full load*: `load(into=)` and then the pass."
 )
 _STALL_HOW = (
@@ -99,7 +99,7 @@ class _Subject:
 
 @pytest.mark.parametrize("compression", ["auto", "off"])
 def test_first_forward(benchmark, scale, folder, keep, compression):
-    subject = _Subject(_gpt(scale, GPT), folder / "store", compression, scale.of(8, 4), trains=True)
+    subject = _Subject(_gpt(scale, GPT), folder / "store", compression, 1, trains=True)
     model, file = subject.model, folder / "file.pt"
     torch_save_durably({name: one.state_dict() for name, one in subject.into.items()}, file)  # type: ignore[attr-defined]
     first = sum(one.nbytes for part in (model.tokens, model.places, model.blocks[0]) for one in part.parameters())
@@ -113,7 +113,6 @@ def test_first_forward(benchmark, scale, folder, keep, compression):
     share = subject.needed / subject.report.raw_bytes
     how = _FORWARD_HOW.format(
         size=subject.report.raw_bytes / 1e9,
-        tokens=subject.tokens.numel(),
         share=share,
         how=f"{compression} ({subject.report.compression})",
         cold=_COLD,
@@ -143,12 +142,12 @@ def test_first_forward(benchmark, scale, folder, keep, compression):
 
 @pytest.mark.parametrize("kind", ["mixture", "exit"])
 def test_partial_forward(benchmark, scale, folder, keep, kind):
-    subject = _Subject(_model(scale, kind), folder / "store", "auto", scale.of(4, 2))
+    subject = _Subject(_model(scale, kind), folder / "store", "auto", 1)
     names = {"mixture": "a mixture of experts", "exit": "an early exit"}
     tasks = {"first output": subject.hot("first output"), "full load, and the pass": subject.full(forward=True)}
     samples = _run(benchmark, tasks, subject, rounds=scale.of(7, 1))
     share = subject.needed / subject.report.raw_bytes
-    how = _PART_HOW.format(tokens=subject.tokens.numel(), share=share, size=subject.report.raw_bytes / 1e9, cold=_COLD)
+    how = _PART_HOW.format(share=share, size=subject.report.raw_bytes / 1e9, cold=_COLD)
     result = Result(f"hot-part-{kind}", f"First output of {names[kind]}", how, folder)
     result.samples = samples
     _times(result, samples, [*tasks, "first output, stalled"])
@@ -179,7 +178,7 @@ def test_stall(benchmark, scale, folder, keep, kind):
 
 def _gpt(scale, kind: Callable[..., nn.Module], *more: object) -> nn.Module:
     torch.manual_seed(0)
-    real = Shape(layers=13, width=1280, heads=20, context=2048, dropout=0.0)
+    real = Shape(layers=5, width=2048, heads=16, context=1024, dropout=0.0)
     return kind(real if scale.real else Shape(layers=2, width=64, heads=2, context=64, dropout=0.0), *more)
 
 
@@ -187,7 +186,7 @@ def _model(scale, kind: str) -> nn.Module:
     if kind == "dense":
         return _gpt(scale, GPT)
     if kind == "exit":
-        return _gpt(scale, EarlyExit, scale.of(4, 1))
+        return _gpt(scale, EarlyExit, scale.of(2, 1))
     torch.manual_seed(0)
     return Mixture(*((8, 768, 7) if scale.real else (2, 32, 4)))
 
