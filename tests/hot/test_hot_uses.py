@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 import threading
 import weakref
 from collections.abc import Callable
@@ -207,12 +208,11 @@ def test_a_dropped_one_arrives_and_is_gone(store: Path, monkeypatch: pytest.Monk
         warm, _ = fresh(2)
         boot = tierload.hot_start(store, warm)
         arrivals, gone = weakref.ref(boot._arrivals), weakref.ref(warm)
-        threads = boot._arrivals._threads
         del boot, warm
-    for thread in threads:
-        thread.join(LONG_S)
-    del threads, thread
-    gc.collect()
+    end = time.monotonic() + LONG_S
+    while (arrivals(), gone()) != (None, None) and time.monotonic() < end:
+        time.sleep(0.01)
+        gc.collect()
     assert (arrivals(), gone()) == (None, None)
     assert nn.modules.module._global_forward_pre_hooks == hooks
 

@@ -85,10 +85,6 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
     return _why_not_now(optimizer)
 
 
-def _is_plain(parameter: torch.Tensor) -> bool:
-    return is_plain_tensor(parameter) or isinstance(parameter, GatedParameter)  # which will be one
-
-
 def _why_not_now(optimizer: torch.optim.Optimizer) -> str:
     """The reasons that may come after ``guard`` was called, as far as they concern all parameters."""
     if any(parameter._post_accumulate_grad_hooks for parameter in _parameters(optimizer)):
@@ -101,7 +97,7 @@ def _why_not_now(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _is_plain(tensor: object) -> bool:
-    return is_plain_tensor(tensor) or isinstance(tensor, (GatedParameter, GatedTensor))
+    return is_plain_tensor(tensor) or isinstance(tensor, (GatedParameter, GatedTensor))  # which will be one
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Any]:
