@@ -1,6 +1,9 @@
 // Arrivals on the edge to Python: its threads work and wait without the GIL.
 #include "tierload/arrivals.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "bind/arrays.h"
 #include "bind/bind.h"
 
@@ -35,7 +38,11 @@ void begin(ArrivingPages* self, const nb::list& manifests, const Array<uint32_t>
     sources[i].manifest = view.manifest.get();
     kept.emplace_back(manifests[i]);
   }
-  for (size_t i = 0; i < count; ++i) {
+  std::vector<size_t> by_page(count);
+  std::iota(by_page.begin(), by_page.end(), size_t{0});
+  std::stable_sort(by_page.begin(), by_page.end(),
+                   [&](size_t a, size_t b) { return pages.data()[a] < pages.data()[b]; });
+  for (const size_t i : by_page) {
     if (manifest_of_part.data()[i] >= sources.size()) throw UsageError("a part is of no manifest");
     ArrivingParts& source = sources[manifest_of_part.data()[i]];
     source.parts.push_back(

@@ -275,7 +275,8 @@ def _arrivals(
     source: Source, units: Sequence[Arriving], ranks: npt.NDArray[np.uint32], rank: int, workers: int
 ) -> _native.Arrivals:
     """The parts of pages that units are made of, for the native core."""
-    columns: list[tuple[npt.NDArray[Any], ...]] = [(*([np.empty(0, np.uint32)] * 4), *([np.empty(0, np.uint64)] * 2))]
+    columns: list[tuple[npt.NDArray[Any], ...]] = []
+    holders: list[int] = []
     for state in (False, True):  # a chunk has one destination in a plan
         chosen = [number for number, unit in enumerate(units) if unit.state is state]
         if not chosen:
@@ -284,19 +285,22 @@ def _arrivals(
         for batch in batches(source, plan, rank):
             reads = batch.reads
             of_units = unit_of[np.searchsorted(plan.destinations.chunks, batch.chunks)][reads.owners]
-            holder = np.full(len(reads.pages), batch.holder, np.uint32)
-            columns.append((holder, reads.pages, reads.offsets, of_units, reads.pointers, reads.lengths))
-    holders, pages, offsets, of_units, pointers, lengths = map(np.concatenate, zip(*columns, strict=True))
-    order = np.lexsort((pages, holders))
-    used, numbers = np.unique(holders, return_inverse=True)
+            if batch.holder not in holders:
+                holders.append(batch.holder)
+            manifest = np.full(len(reads.pages), holders.index(batch.holder), np.uint32)
+            columns.append((manifest, reads.pages, reads.offsets, of_units, reads.pointers, reads.lengths))
+    columns = columns or [(*([np.empty(0, np.uint32)] * 4), *([np.empty(0, np.uint64)] * 2))]
+    manifests, pages, offsets, of_units, pointers, lengths = (
+        columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
+    )
     return _native.Arrivals(
-        [source.manifest(int(holder)) for holder in used],
-        numbers[order].astype(np.uint32),
-        pages[order],
-        offsets[order],
-        pointers[order],
-        lengths[order],
-        of_units[order],
+        [source.manifest(holder) for holder in holders],
+        manifests,
+        pages,
+        offsets,
+        pointers,
+        lengths,
+        of_units,
         ranks,
         workers,
     )

@@ -106,10 +106,10 @@ class HotStart:
         self._names = {unit.key: number for number, unit in enumerate(units)}
         positions, source_of_order = np.full(len(units), np.inf), "the store"
         if model is not None:
-            names_of = {
-                of_tensor[id(tensor)]: names for tensor, names in tensor_names(model).items() if id(tensor) in of_tensor
-            }
-            uses = _uses(model, options, {units[number].key: names[0] for number, names in names_of.items()})
+            all_names = tensor_names(model)
+            names_of = {of_tensor[id(tensor)]: names for tensor, names in all_names.items() if id(tensor) in of_tensor}
+            stored = {units[number].key: names[0] for number, names in names_of.items()}
+            uses = _uses(model, options, stored, all_names)
             source_of_order = uses.source
             for number, names in names_of.items():
                 self._names.update(dict.fromkeys(names, number))
@@ -223,9 +223,14 @@ class HotStart:
                 time.sleep(_LOOK_S)
 
 
-def _uses(model: torch.nn.Module, options: HotOptions, names: Mapping[str, str]) -> FirstUse:
+def _uses(
+    model: torch.nn.Module,
+    options: HotOptions,
+    names: Mapping[str, str],
+    names_of: Mapping[torch.Tensor, tuple[str, ...]],
+) -> FirstUse:
     """When a pass uses what: as the example says, as the commit's heat recorded it, or as modules are registered.
-    ``names`` are those in the model, by key in the store."""
+    ``names`` are those in the model, by key in the store; ``names_of``, by tensor."""
     heat = options.heat
     if heat is not None:
         heat = replace(heat, keys=tuple(names.get(key, key) for key in heat.keys))
@@ -233,7 +238,7 @@ def _uses(model: torch.nn.Module, options: HotOptions, names: Mapping[str, str])
         return first_uses(model, options.example, heat)
     if heat is not None and (heat.first_use >= 0).any():
         return first_uses(model, None, heat)
-    return of_modules(model)
+    return of_modules(model, names_of)
 
 
 def _heat_of(units: Sequence[Arriving], table: HeatTable | None) -> npt.NDArray[np.float64]:

@@ -199,8 +199,10 @@ def _check_meta(binder: Binder, live: torch.nn.Module, names: StoredNames, path:
 
 def materialize(materials: Iterable[Fill], memory: Memory, modules: Iterable[torch.nn.Module]) -> None:
     """Give tensors on meta their memory. They stay the same objects, so ties and optimizers that hold them do too."""
-    with _without_weak_references(modules):
-        _materialize(materials, memory)
+    materials = list(materials)
+    if materials:
+        with _without_weak_references(modules):
+            _materialize(materials, memory)
 
 
 @contextmanager

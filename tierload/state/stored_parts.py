@@ -20,6 +20,7 @@ Part = tuple[object, object, Path]
 
 _MAPPINGS = ("d", "map", "odict", "statedict")
 _LEVELS = 3  # of containers around a model
+_USUAL = "model"  # where it is as a rule, and of several places the one that is meant
 
 
 def find_parts(
@@ -31,9 +32,12 @@ def find_parts(
     Raises:
         KeyMismatch: There is none, or more than one.
     """
-    places = _places(reader)
     names = set(BareNames(model).state_dict())
-    if key is None:
+    places = _places(reader)
+    usual = next((place for place, _ in places if place.text() == _USUAL), None)
+    if key is None and usual is not None and _names(reader, dict(places)[usual], usual) == names:
+        found = [usual]
+    elif key is None:
         alike = {
             place: len(names & _names(reader, node, place))
             for place, node in places
@@ -41,7 +45,7 @@ def find_parts(
         }
         most = max(alike.values(), default=0)
         found = [place for place, count in alike.items() if count == most and most]
-        found = [place for place in found if place.text() == "model"] or found
+        found = [place for place in found if place is usual] or found
     else:
         found = [place for place, _ in places if place.text() == key]
     if len(found) != 1:

@@ -84,9 +84,11 @@ def of_heat(table: HeatTable, prefix: str = "") -> FirstUse:
     return FirstUse("heat", positions, max(positions.values()) + 1)
 
 
-def of_modules(model: torch.nn.Module) -> FirstUse:
-    """The order in which modules were registered, as if each used all of its own tensors in one kernel."""
-    ties = {name: names for names in tensor_names(model).values() for name in names}
+def of_modules(model: torch.nn.Module, names: Mapping[torch.Tensor, tuple[str, ...]] | None = None) -> FirstUse:
+    """The order in which modules were registered, as if each used all of its own tensors in one kernel. ``names`` are
+    those of ``tensor_names``, for whoever has them."""
+    names_of = tensor_names(model) if names is None else names
+    ties = {name: own for own in names_of.values() for name in own}
     recorder = Recorder(ties)
     for name, module in model.named_modules():
         own = [key for held in (module._parameters, module._buffers) for key, one in held.items() if one is not None]
