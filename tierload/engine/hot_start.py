@@ -119,6 +119,8 @@ class HotStart:
         self._arrivals = Arrivals(source, units, _ranks(positions, units, heat), pages, rank, cores.count)
         self._calls = Calls(self._arrivals, units, positions)
         total = self._arrivals.native.total_bytes
+        if not plan.makes_memory:
+            self._arrivals.start(lambda: cores.settle(), self._calls.close)
         now = time.perf_counter()
         cold = Stage("cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}")
         regions = _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART)
@@ -128,9 +130,9 @@ class HotStart:
         self._unlock.atexit = False
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
-        self._calls.watch()  # first: its end may come at once
-        # Not before memory is locked: what faults pages in makes a lock wait.
-        self._arrivals.start(lambda: cores.settle(), self._calls.close)
+        if plan.makes_memory:  # who faults its pages in would have made the lock wait
+            self._arrivals.start(lambda: cores.settle(), self._calls.close)
+        self._calls.watch()  # before the gates, which may open at once
         self._arrivals.gate()
         bind = Stage("bind", time.perf_counter() - now, f"{cores}")
         self.stages = (opened, cold, hot, bind)

@@ -50,6 +50,7 @@ class HotPlan:
 
     def __init__(self, settled: Settled, states: Settled | None) -> None:
         self.modules = settled.binder.modules
+        self.makes_memory = bool(settled.binder.materials)  # that no page of is there yet
         self.optimizers = [live for live, _, _ in settled.binder.optimizers]  # type: ignore[attr-defined]
         self._settled = settled
         self._states = states  # of the optimizers, if there are any
