@@ -99,13 +99,19 @@ size_t first_malformed(std::span<const PageRow> pages, std::span<const SegmentRo
     while (begin < end && well_formed(pages[begin], segments)) ++begin;
     return begin;
   };
-  const size_t half = pages.size() < rows_of_a_thread ? pages.size() : pages.size() / 2;
-  std::future<size_t> other;
-  if (half < pages.size()) other = std::async(look, half, pages.size());
-  const size_t found = look(0, half);
-  if (!other.valid()) return found;
-  const size_t later = other.get();
-  return found < half ? found : later;
+  const size_t parts = std::clamp<size_t>(pages.size() / rows_of_a_thread, 1, checking_threads());
+  std::vector<std::future<size_t>> others;
+  for (size_t part = 1; part < parts; ++part) {
+    others.push_back(std::async(look, pages.size() * part / parts, pages.size() * (part + 1) / parts));
+  }
+  size_t found = look(0, pages.size() / parts);
+  bool all = found == pages.size() / parts;
+  for (size_t part = 1; part < parts; ++part) {
+    const size_t end = others[part - 1].get();
+    if (all) found = end;
+    all = all && end == pages.size() * (part + 1) / parts;
+  }
+  return found;
 }
 
 }  // namespace

@@ -4,19 +4,22 @@
 #include <cerrno>
 #include <future>
 #include <optional>
+#include <thread>
 
 #include "tierload/bytes.h"
 
 namespace tierload {
 namespace {
 
-// A large file is verified by several threads: 2 MiB are worth starting one.
-constexpr uint64_t leaves_of_a_thread = 32;
-constexpr uint64_t threads_max = 4;
+// A large file is verified by several threads: a MiB is worth starting one.
+constexpr uint64_t leaves_of_a_thread = 16;
+constexpr unsigned threads_max = 4;
 
 uint64_t leaf_count(uint64_t body_length) { return (body_length + manifest_leaf - 1) / manifest_leaf; }
 
 }  // namespace
+
+unsigned checking_threads() { return std::clamp(std::thread::hardware_concurrency(), 1u, threads_max); }
 
 SealedFile seal(std::vector<std::byte> body) {
   SealedFile sealed;
@@ -59,7 +62,7 @@ void check_sealed(Bytes image, const RootRow& row, const std::string& path) {
     }
     return std::nullopt;
   };
-  const uint64_t parts = std::clamp<uint64_t>(leaves / leaves_of_a_thread, 1, threads_max);
+  const uint64_t parts = std::clamp<uint64_t>(leaves / leaves_of_a_thread, 1, checking_threads());
   std::vector<std::future<std::optional<uint64_t>>> others;
   for (uint64_t part = 1; part < parts; ++part) {  // where no thread can be had, get() does the work
     others.push_back(std::async(first_damaged, leaves * part / parts, leaves * (part + 1) / parts));

@@ -16,6 +16,9 @@ SealedFile seal(std::vector<std::byte> body);
 // `header_length` is the least.
 uint64_t sealed_length(const RootRow& row, uint64_t header_length, const std::string& path);
 
+// How many threads look at a large file at once, the caller's among them.
+unsigned checking_threads();
+
 // Verifies a whole file against what pins it. Throws CorruptError.
 void check_sealed(Bytes image, const RootRow& row, const std::string& path);
 

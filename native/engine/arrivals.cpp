@@ -8,6 +8,7 @@ namespace tierload {
 namespace {
 
 constexpr uint64_t not_demanded = uint64_t{1} << 32;
+constexpr uint64_t call_bytes = 1u << 20;  // less than a load reads at once: what is demanded waits for what is begun
 
 }  // namespace
 
@@ -35,7 +36,7 @@ Arrivals::Arrivals(std::shared_ptr<Storage> storage, std::vector<ArrivingParts> 
     units_.insert(units_.end(), source.units.begin(), source.units.end());
     for (const SegmentRow& segment : source.manifest->segments()) files_.push_back(segment.path());
   }
-  reader_ = std::make_unique<PageParts>(parts_, false);
+  reader_ = std::make_unique<PageParts>(parts_, false, call_bytes);
   groups_ = reader_->group(wants_);
   groups_left_ = groups_.size();
   touched_.resize(parts_.size());

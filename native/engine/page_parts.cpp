@@ -9,7 +9,6 @@
 namespace tierload {
 namespace {
 
-constexpr uint64_t read_call_bytes = 4u << 20;
 constexpr uint64_t gaps_share = 64;  // at most one sector of so many in a call is one that nobody wants
 constexpr uint32_t ranks_apart = 2;  // of pages that are read together: about as urgent as one another
 
@@ -42,7 +41,7 @@ std::vector<Group> PageParts::group(std::vector<Want>& wants) const {
       const uint64_t gaps = last.gaps + (row.offset > sectors_end ? row.offset - sectors_end : 0);
       const uint32_t apart = std::max(rank, want.rank) - std::min(rank, want.rank);
       if (before.file == want.file && !straight(before) && !straight(want) && apart <= ranks_apart &&
-          end - last.offset <= read_call_bytes && gaps <= (end - last.offset) / gaps_share) {
+          end - last.offset <= call_bytes_ && gaps <= (end - last.offset) / gaps_share) {
         last.end = i + 1;
         last.length = std::max(last_end, end) - last.offset;
         last.gaps = gaps;

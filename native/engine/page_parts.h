@@ -35,8 +35,10 @@ struct PageScratch {
 
 class PageParts {
  public:
-  // Pages to be verified to the last byte of their padding are read with it.
-  PageParts(std::span<const PagePart> parts, bool padding) : parts_(parts), padding_(padding) {}
+  // Pages to be verified to the last byte of their padding are read with it. One call reads at most `call_bytes`, or a
+  // page.
+  PageParts(std::span<const PagePart> parts, bool padding, uint64_t call_bytes = 4u << 20)
+      : parts_(parts), padding_(padding), call_bytes_(call_bytes) {}
 
   // Sorts wants by file and offset, and groups those that lie close together and are wanted at about the same time.
   std::vector<Group> group(std::vector<Want>& wants) const;
@@ -51,6 +53,7 @@ class PageParts {
  private:
   std::span<const PagePart> parts_;
   bool padding_;
+  uint64_t call_bytes_;
 };
 
 // The parts of every page that is wanted: `parts` are sorted by page. Throws UsageError.

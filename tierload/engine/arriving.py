@@ -69,16 +69,16 @@ class Arrivals:
         self._over = over
         _all.add(self)
         for _ in range(self._workers):
-            self._run(self._work)
+            self.run(self._work)
 
     def gate(self) -> None:
         """Makes the uses of all tensors wait from here on."""
         self._gates = [Gate(unit.tensors, self._waiter(number)) for number, unit in enumerate(self.units)]
         for gate in self._gates:
             gate.shut()
-        self._run(self._watch)
+        self.run(self._watch)
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None]) -> None:
         """Has a thread do this. Unlike a ``threading.Thread`` it is not waited for until it runs, which, as those who
         start last and have the lowest priority, is milliseconds where others compute."""
         running = allocate_lock()

@@ -19,6 +19,7 @@ import torch
 
 from tierload.engine.arriving import Arrivals
 from tierload.engine.calls import Calls
+from tierload.engine.hot_memory import HotMemory
 from tierload.engine.loading import Source, fill
 from tierload.engine.pinned import PinnedPages
 from tierload.errors import InvalidRequest, SaveTimeout
@@ -26,13 +27,9 @@ from tierload.observe import Progress, size
 from tierload.state import Arriving, HotPlan
 from tierload.tiers import (
     FirstUse,
-    MemoryLock,
-    WorkerCores,
     first_uses,
-    lock_memory,
     of_modules,
     tensor_names,
-    unlock_memory,
     urgency,
     worker_cores,
 )
@@ -86,8 +83,6 @@ class HotStart:
     into the target. The memory of hot tensors stays locked as long as this is known.
     """
 
-    stages: tuple[Stage, ...]
-
     def __init__(
         self,
         source: Source,
@@ -119,25 +114,30 @@ class HotStart:
         self._arrivals = Arrivals(source, units, _ranks(positions, units, heat), pages, rank, cores.count)
         self._calls = Calls(self._arrivals, units, positions)
         total = self._arrivals.native.total_bytes
-        if not plan.makes_memory:
-            self._arrivals.start(lambda: cores.settle(), self._calls.close)
+        self._hot = HotMemory(
+            _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART), cores.node
+        )
+        self._unlock = weakref.finalize(self, self._hot.unlock)
+        self._unlock.atexit = False
         now = time.perf_counter()
         cold = Stage("cold", now - start, f"{len(units)} tensors, {size(total)}, in the order of {source_of_order}")
-        regions = _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART)
-        addresses, lengths = [address for address, _ in regions], [length for _, length in regions]
-        lock = lock_memory(addresses, lengths, cores.node)
-        self._unlock = weakref.finalize(self, unlock_memory, addresses, lengths)
-        self._unlock.atexit = False
-        hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
+        if plan.makes_memory:
+            self._hot.lock()  # before anybody faults pages in, for whom it would have to wait
         now = time.perf_counter()
-        if plan.makes_memory:  # who faults its pages in would have made the lock wait
-            self._arrivals.start(lambda: cores.settle(), self._calls.close)
+        self._arrivals.start(lambda: cores.settle(), self._calls.close)
         self._calls.watch()  # before the gates, which may open at once
         self._arrivals.gate()
-        bind = Stage("bind", time.perf_counter() - now, f"{cores}")
-        self.stages = (opened, cold, hot, bind)
+        if not plan.makes_memory:
+            self._arrivals.run(self._hot.lock)
+        self._stages = opened, cold, Stage("bind", time.perf_counter() - now, f"{cores}")
         if options.progress:
             threading.Thread(target=self._show, name="tierload-progress", daemon=True).start()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The four of them. Where memory was there before, it is locked meanwhile, and this waits for that."""
+        opened, cold, bind = self._stages
+        return opened, cold, Stage("hot", *self._hot.told()), bind
 
     @property
     def ready(self) -> bool:
@@ -274,11 +274,3 @@ def _hot_regions(
         budget_bytes -= tensor.nbytes
         regions.append((tensor.data_ptr(), tensor.nbytes))
     return regions
-
-
-def _told_lock(lock: MemoryLock, cores: WorkerCores) -> str:
-    where = "" if cores.node is None else f" on node {cores.node}"
-    told = f"{size(lock.locked_bytes)} locked{where}"
-    if lock.refused_bytes:
-        told += f", {size(lock.refused_bytes)} not: {lock.reason}"
-    return f"{told}, {lock.placing}" if lock.placing else told
