@@ -128,10 +128,14 @@ class HotStart:
         self._unlock.atexit = False
         hot = Stage("hot", time.perf_counter() - now, _told_lock(lock, cores))
         now = time.perf_counter()
-        self._calls.watch()  # first: its end may come at once
-        # Not before memory is locked: what faults pages in makes a lock wait.
-        self._arrivals.start(lambda: cores.settle(), self._calls.close)
-        self._arrivals.gate()
+        try:
+            self._calls.watch()  # first: its end may come at once
+            # Not before memory is locked: what faults pages in makes a lock wait.
+            self._arrivals.start(lambda: cores.settle(), self._calls.close)
+            self._arrivals.gate()
+        except BaseException:  # no thread is to be had, or Ctrl-C: nobody would know of what goes on
+            self.close()
+            raise
         bind = Stage("bind", time.perf_counter() - now, f"{cores}")
         self.stages = (opened, cold, hot, bind)
         if options.progress:
