@@ -137,17 +137,11 @@ class Arrivals:
         self._open(unit)
         return True
 
-    def wait_for(self, units: Sequence[int]) -> None:
-        """Waits for several units, which are fetched next, beside one another.
-
-        Raises:
-            CorruptPage: A page of one is damaged.
-        """
+    def ask_for(self, units: Sequence[int]) -> None:
+        """Has several units fetched next, beside one another."""
         if not self.elsewhere:
             for unit in units:
                 self.native.demand(unit)
-        for unit in units:
-            self.wait(unit)
 
     def wait_for_whole(self, units: Sequence[int]) -> None:
         """Waits for all of several units that are not damaged."""
@@ -248,20 +242,24 @@ class Arrivals:
 
     def _watch(self) -> None:
         failed: set[int] = set()
+        told: set[str] = set()  # files: of one that is missing, every tensor would be told of
         while True:
             over = self.native.over
             for unit in self.native.next(_LOOK_S).tolist():
                 if self.native.arrived(unit):
                     self._open(unit)
             for unit, page, path, offset, what in self.native.failures():
-                if unit not in failed:
-                    failed.add(unit)
+                failed.add(unit)
+                if path not in told:
+                    told.add(path)
                     error = self._located(unit, CorruptPage(what, page=page, path=path, offset=offset))
                     _log.error(
                         "a hot start meets a damaged page, and goes on without %r: %s", self.units[unit].key, error
                     )
             if over:
                 break
+        if len(failed) > len(told):
+            _log.error("a hot start of %s has gone without %d tensors", self._source.commit.id[:12], len(failed))
         self.end()
         self._over()
         if self.ready:

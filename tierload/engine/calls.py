@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tierload.engine.arriving import Arrivals
-from tierload.state import Arriving, uncompiled
+from tierload.state import Arriving, await_tensors, uncompiled
 from tierload.tiers import UrgencyRule, urgency
 
 __all__ = ["Calls"]
@@ -81,9 +81,11 @@ class Calls:
         self._listen()
         if module in self._called:
             return
-        own = sorted({self._unit_of[id(one)] for one in _tensors(module) if id(one) in self._unit_of})
-        if own:
-            self._arrivals.wait_for(own)
+        tensors = [one for one in _tensors(module) if id(one) in self._unit_of]
+        if tensors:
+            own = sorted({self._unit_of[id(one)] for one in tensors})
+            self._arrivals.ask_for(own)
+            await_tensors(tensors)  # as they are now: of a lost one another load may have made something
             self._reach(self._positions[own].min())
         self._called.add(module)
 

@@ -124,11 +124,15 @@ class HotStart:
         if plan.makes_memory:
             self._hot.lock()  # before anybody faults pages in, for whom it would have to wait
         now = time.perf_counter()
-        self._arrivals.start(lambda: cores.settle(), self._calls.close)
-        self._calls.watch()  # before the gates, which may open at once
-        self._arrivals.gate()
-        if not plan.makes_memory:
-            self._arrivals.run(self._hot.lock)
+        try:
+            self._arrivals.start(lambda: cores.settle(), self._calls.close)
+            self._calls.watch()  # before the gates, which may open at once
+            self._arrivals.gate()
+            if not plan.makes_memory:
+                self._arrivals.run(self._hot.lock)
+        except BaseException:  # no thread is to be had, or Ctrl-C: nobody would know of what goes on
+            self.close()
+            raise
         self._stages = opened, cold, Stage("bind", time.perf_counter() - now, f"{cores}")
         if options.progress:
             threading.Thread(target=self._show, name="tierload-progress", daemon=True).start()

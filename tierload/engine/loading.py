@@ -263,7 +263,8 @@ class Filling:
             numbers: Iterable[int] = table.page_owner(error.page)
         else:
             numbers = [number for number in range(len(self.plan.chunks)) if self.plan.chunks.key(number) in keys]
-        wanted = {key for number in numbers for key in self.plan.keys_of(number)}
+        own = [number for number in numbers if number in self.plan.destinations.chunks]
+        wanted = {key for number in own or numbers for key in self.plan.keys_of(number)}
         key = min(wanted) if wanted else (keys[0] if keys else "")
         others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         shard = "" if isinstance(self.source, Whole) else f", in the shard of rank {holder}"

@@ -6,7 +6,7 @@ from tierload.state.documents import Listed, StoredTensor, WholeState, listed, o
 from tierload.state.dtypes import CODE_NAMES
 from tierload.state.files import File, Folder
 from tierload.state.flatten import flatten
-from tierload.state.gates import Gate, GatedParameter, GatedTensor, uncompiled
+from tierload.state.gates import Gate, GatedParameter, GatedTensor, await_tensors, uncompiled
 from tierload.state.heat_columns import read_heat, write_heat
 from tierload.state.hot_binding import Arriving, HotPlan, plan_hot
 from tierload.state.keys import ROOT
@@ -35,6 +35,7 @@ __all__ = [
     "Gate",
     "GatedParameter",
     "GatedTensor",
+    "await_tensors",
     "HotPlan",
     "LazyTensor",
     "Listed",

@@ -26,7 +26,7 @@ from tierload.state.cut_states import Cuts
 from tierload.state.documents import WholeState
 from tierload.state.dtypes import BY_DTYPE
 from tierload.state.fills import Fill, obstacle
-from tierload.state.gates import await_tensors
+from tierload.state.gates import Lost
 from tierload.state.keys import DEPTH_MAX, ROOT, KeyFilter, Path
 from tierload.state.members import entries, members, nodes_of, optimizer_node
 from tierload.state.modules import is_stateful
@@ -83,10 +83,13 @@ def plan_bind(
         try:
             binder.walk()
             plan = binder.plan()
+            refuse_unused(wanted)
+        except BaseException:
+            binder.lost.shut()
+            raise
         finally:
             if holders is not None:
                 holders.update(ranks_of(mesh) for mesh in binder.meshes.values())
-    refuse_unused(wanted)
     return plan
 
 
@@ -111,6 +114,7 @@ class Binder:
         self.touched: list[torch.Tensor] = []  # memory of theirs that is filled directly
         self.modules: list[torch.nn.Module] = []
         self.fills: list[Fill] = []
+        self.lost = Lost()
         self.converted: list[str] = []
         self._into = into
         self._cast = cast
@@ -234,7 +238,7 @@ class Binder:
 
     def tensor(self, live: torch.Tensor, node: object, path: Path, put: Put | None, *, module: bool = False) -> None:
         """Fill one tensor; on meta it gets memory when it is part of a module, and is replaced in a container."""
-        await_tensors((live,))
+        self.lost.await_tensor(live)
         if is_spread(live):
             spread_binding.bind_spread(self, live, node, path, module=module)
             return
@@ -264,7 +268,7 @@ class Binder:
 
     def fill_if_alike(self, live: torch.Tensor, node: object, path: Path) -> bool:
         """Fill ``live`` when the store has a tensor of its shape and dtype for it; whether it has."""
-        await_tensors((live,))
+        self.lost.await_tensor(live)
         tag, content = tag_of(node)
         if is_spread(live):
             return spread_binding.fill_if_alike(self, live, node, path)

@@ -18,12 +18,12 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["Gate", "GatedParameter", "GatedTensor", "await_tensors", "uncompiled"]
+__all__ = ["Gate", "GatedParameter", "GatedTensor", "Lost", "await_tensors", "uncompiled"]
 
 Wait = Callable[[], None]
 """Returns when the bytes are there; raises what is wrong with them."""
@@ -61,8 +61,7 @@ class Gate:
     def shut(self) -> None:
         """From here on they wait."""
         for tensor in self._tensors:
-            vars(tensor)[_GATE] = self
-            tensor.__class__ = GatedParameter if type(tensor) is torch.nn.Parameter else GatedTensor
+            _shut(tensor, self)
 
     def open(self) -> None:
         """They are there."""
@@ -126,6 +125,35 @@ def await_tensors(values: Iterable[Any]) -> None:
             await_tensors(value)
         elif isinstance(value, dict):
             await_tensors(value.values())
+
+
+class Lost:
+    """Tensors that will never come, since their bytes are damaged or nobody fetches them any more, and that a load is
+    to fill with others: they do not wait while it looks at them."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[torch.Tensor, Gate]] = []
+
+    def await_tensor(self, tensor: torch.Tensor) -> None:
+        """Waits for a tensor; one that will never come is let be."""
+        gate = vars(tensor).get(_GATE) if isinstance(tensor, _Gated) else None
+        try:
+            await_tensors((tensor,))
+        except (OSError, RuntimeError, MemoryError):
+            assert gate is not None
+            _let_be(tensor)
+            self._tensors.append((tensor, gate))
+
+    def shut(self, filled: Container[int] = ()) -> None:
+        """Uses of them raise as before, but for those that are ``filled``, by identity."""
+        for tensor, gate in self._tensors:
+            if id(tensor) not in filled and not isinstance(tensor, _Gated):
+                _shut(tensor, gate)
+
+
+def _shut(tensor: torch.Tensor, gate: Gate) -> None:
+    vars(tensor)[_GATE] = gate
+    tensor.__class__ = GatedParameter if type(tensor) is torch.nn.Parameter else GatedTensor
 
 
 def _let_be(tensor: Any) -> None:

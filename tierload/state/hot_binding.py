@@ -12,6 +12,7 @@ import torch
 from tierload.state.bind import Binder
 from tierload.state.documents import WholeState
 from tierload.state.fills import Fill, copy
+from tierload.state.gates import Lost
 from tierload.state.keys import KeyFilter, Path
 from tierload.state.pause import paused_collection
 from tierload.state.plan import LoadPlan, refuse_unused
@@ -114,20 +115,29 @@ def plan_hot(
     with paused_collection():
         reader = Reader(document, chunks, types=types, allow_pickle=allow_pickle, keys=wanted)
         parts: list[Part] | None = None
-        if isinstance(into, tuple):
-            model, optimizer = into
-            into, parts = find_parts(reader, model, optimizer, key)
-        binder = _HotBinder(reader, into, strict=strict, cast=cast, whole=whole)
-        binder.walk(parts)
-        states: Binder | None = None
-        if binder.optimizers:
-            states = Binder(reader.twin(), into, strict=strict, cast=cast, whole=whole)
-            states.problems = binder.problems
-            states.walk(binder.optimizers)
-        plan = HotPlan(Settled(binder), None if states is None else Settled(states))
-        if strict:
-            binder.problems.refuse()
-    refuse_unused(wanted)
+        losts = [Lost(), Lost()]  # of the modules, and of the optimizers
+        try:
+            if isinstance(into, tuple):
+                model, optimizer = into
+                for tensor in (*model.parameters(), *model.buffers()):
+                    losts[0].await_tensor(tensor)  # its state_dict does
+                into, parts = find_parts(reader, model, optimizer, key)
+            binder = _HotBinder(reader, into, strict=strict, cast=cast, whole=whole)
+            binder.lost = losts[0]
+            binder.walk(parts)
+            states: Binder | None = None
+            if binder.optimizers:
+                states = Binder(reader.twin(), into, strict=strict, cast=cast, whole=whole)
+                states.problems, states.lost = binder.problems, losts[1]
+                states.walk(binder.optimizers)
+            plan = HotPlan(Settled(binder), None if states is None else Settled(states))
+            if strict:
+                binder.problems.refuse()
+            refuse_unused(wanted)
+        except BaseException:
+            for lost in losts:
+                lost.shut()
+            raise
     return plan
 
 

@@ -51,6 +51,7 @@ class Settled:
             self.bound, (part.chunk for part in binder.parts)
         )
         self.destinations = memory.destinations(self.fills.direct, binder.parts)
+        binder.lost.shut({id(live) for live in (*self.bound_tensors, *(fill.live for fill in binder.fills))})
 
     def plan(self) -> LoadPlan:
         """The plan of a load that acts when everything is there."""
