@@ -1,4 +1,4 @@
-"""Damage that a hot start meets, starts that have ended before all was there, and what may still become of the model."""
+"""Damage that a hot start meets, starts that have ended early, and what may still become of the model."""
 
 from __future__ import annotations
 
@@ -198,14 +198,14 @@ def test_an_interrupted_block_fetches_nothing_more(store: Path, monkeypatch: pyt
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("can't start new thread")])
 def test_a_start_that_fails_leaves_nothing_behind(store: Path, monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
     model, _ = trained(store)
-    hooks, run, warm = dict(nn.modules.module._global_forward_pre_hooks), Arrivals._run, fresh(2)[0]
+    hooks, run, warm = dict(nn.modules.module._global_forward_pre_hooks), Arrivals.run, fresh(2)[0]
 
     def refused(self: Arrivals, work: Callable[[], None]) -> None:
         if work == self._watch:
             raise error
         run(self, work)
 
-    monkeypatch.setattr(Arrivals, "_run", refused)
+    monkeypatch.setattr(Arrivals, "run", refused)
     with pytest.raises((KeyboardInterrupt, RuntimeError)):
         tierload.hot_start(store, warm)
     monkeypatch.undo()
