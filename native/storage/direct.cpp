@@ -45,9 +45,7 @@ class DirectStorage : public Storage {
         static_cast<double>(cached_bytes(*tree_, files, ranges)) > options_.warm * static_cast<double>(total)) {
       return plain_->fetch(std::move(files), std::move(ranges), threads, order);
     }
-    // In an order that may change no more is begun than keeps the device busy: the rest would be in the way.
-    const uint64_t most = order ? std::max<uint64_t>(options_.depth, threads + 2) : options_.depth + threads;
-    const uint64_t slots = std::clamp<uint64_t>(fetch_memory / largest, 2, most);
+    const uint64_t slots = std::clamp<uint64_t>(fetch_memory / largest, 2, options_.depth + threads);
     RingLoan ring = pool_->borrow(static_cast<uint32_t>(slots), largest);
     if (!ring) return plain_->fetch(std::move(files), std::move(ranges), threads, order);
     return direct_fetch(std::move(ring), *plain_, tree_, std::move(files), std::move(ranges), order);
