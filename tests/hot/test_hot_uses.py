@@ -9,8 +9,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
