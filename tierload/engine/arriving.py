@@ -73,7 +73,7 @@ class Arrivals:
 
     def gate(self) -> None:
         """Makes the uses of all tensors wait from here on."""
-        self._gates = [Gate(unit.tensors, self._waiter(number)) for number, unit in enumerate(self.units)]
+        self._gates = [Gate(unit.tensors, self._waiter(number), self.end) for number, unit in enumerate(self.units)]
         for gate in self._gates:
             gate.shut()
         self.run(self._watch)

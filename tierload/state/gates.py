@@ -52,10 +52,11 @@ def _disabled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 class Gate:
     """Makes tensors wait once it is ``shut``. ``wait`` is called by their first use, by whatever thread; ``open`` lets
-    them be."""
+    them be. ``end`` returns when nobody writes to them any more, whether they are complete or not."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor], wait: Wait) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], wait: Wait, end: Callable[[], None]) -> None:
         self.wait = wait
+        self.end = end
         self._tensors = tuple(tensors)
 
     def shut(self) -> None:
@@ -141,6 +142,7 @@ class Lost:
             await_tensors((tensor,))
         except (OSError, RuntimeError, MemoryError):
             assert gate is not None
+            gate.end()  # pages of it that are whole may come after the one that is not
             _let_be(tensor)
             self._tensors.append((tensor, gate))
 
