@@ -104,7 +104,7 @@ def test_b73_reads_are_large(stores: dict[str, Path], model: nn.Module, way: str
         assert calls <= SMALL_READS, "the rest goes by io_uring"
     else:
         assert direct == 0
-        assert (calls - SMALL_READS) * MIB <= stored
+        assert (calls - SMALL_READS) * MIB * 3 // 4 <= stored  # a page each, of 1 MiB before it was compressed
 
 
 def read_calls() -> int:
