@@ -19,7 +19,10 @@ uint64_t leaf_count(uint64_t body_length) { return (body_length + manifest_leaf 
 
 }  // namespace
 
-unsigned checking_threads() { return std::clamp(std::thread::hardware_concurrency(), 1u, threads_max); }
+unsigned checking_threads() {
+  static const unsigned threads = std::clamp(std::thread::hardware_concurrency(), 1u, threads_max);  // reads a file
+  return threads;
+}
 
 SealedFile seal(std::vector<std::byte> body) {
   SealedFile sealed;
