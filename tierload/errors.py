@@ -14,6 +14,8 @@ __all__ = [
     "CorruptFile",
     "CorruptPage",
     "CorruptStore",
+    "HotStartClosed",
+    "HotStartTimeout",
     "InvalidRequest",
     "KeyMismatch",
     "RankFailed",
@@ -91,6 +93,14 @@ class SaveSkipped(TierloadError, RuntimeError):
 
 class SaveTimeout(TierloadError, TimeoutError):
     """A save in the background takes longer than the caller wanted to wait; it goes on."""
+
+
+class HotStartTimeout(TierloadError, TimeoutError):
+    """What is to arrive in a hot start is not there within the time; it is still on its way."""
+
+
+class HotStartClosed(TierloadError, RuntimeError):
+    """A tensor is used that was not there yet when its hot start was closed; a load into the model completes it."""
 
 
 class RankFailed(TierloadError, RuntimeError):

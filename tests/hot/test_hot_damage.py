@@ -20,7 +20,7 @@ from tests.hot.starts import LONG_S, SMALL, WORDS, Model, assert_same, damage, f
 from tests.state.alike import assert_alike
 from tierload import CorruptPage, KeyMismatch, Settings
 from tierload.engine.arriving import Arrivals
-from tierload.errors import SaveCancelled
+from tierload.errors import HotStartClosed
 
 LATER = "model/blocks.1.recurrence.weight_hh_l0"
 STATE = "optimizer/state/model~1blocks.1.recurrence.weight_hh_l0/exp_avg_sq"
@@ -215,7 +215,7 @@ def test_an_interrupted_block_fetches_nothing_more(store: Path, monkeypatch: pyt
 
         with pytest.raises(KeyboardInterrupt):
             block()
-    with pytest.raises(SaveCancelled, match="was not there yet when the hot start was closed"):
+    with pytest.raises(HotStartClosed, match="was not there yet when the hot start was closed"):
         warm(WORDS)
 
 

@@ -102,7 +102,7 @@ def test_parameters_over_one_flat_tensor_wait(store: Path, monkeypatch: pytest.M
     tierload.save({"model": model}, store, settings=SMALL)
     with held(monkeypatch) as go:
         boot = tierload.hot_start(store, warm)
-        with pytest.raises(tierload.SaveTimeout):
+        with pytest.raises(tierload.HotStartTimeout):
             boot.wait("b", 0.01)
         go.set()
         assert torch.equal(warm.b + 0, model.b)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import tierload
 from tests.hot.starts import LONG_S, SMALL, assert_same, fresh, held, step, trained
 from tests.state.alike import assert_alike
+from tierload.engine import hot_start
 from tierload.heat import HeatMeter
 
 State = dict[str, object]
@@ -142,3 +145,21 @@ def test_a_target_by_keys(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tierload.open(store) as opened, pytest.raises(tierload.KeyMismatch, match="other"):
         opened.hot_start(into={"model": warm}, keys=["model", "other"])
     assert isinstance(warm.words.weight, torch.nn.Parameter)
+
+
+def test_states_of_the_optimizer_come_last(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was scheduled, in the order in which it is fetched where nobody asks for anything."""
+    trained(store)
+    seen: list[list[bool]] = []
+    ranks = hot_start._ranks
+
+    def watched(positions: Any, units: Any, heat: Any) -> Any:
+        found = ranks(positions, units, heat)
+        seen.append([units[number].state for number in np.argsort(found)])
+        return found
+
+    monkeypatch.setattr(hot_start, "_ranks", watched)
+    tierload.hot_start(store, *fresh(2)).join()
+    (order,) = seen
+    assert order == sorted(order)
+    assert 0 < sum(order) < len(order)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 import tierload
 from tests.hot.starts import LONG_S, SMALL, WORDS, Block, Model, assert_same, fresh, held, step, trained
 from tests.state.alike import assert_alike
-from tierload import InvalidRequest, KeyMismatch, SaveTimeout
+from tierload import HotStartTimeout, InvalidRequest, KeyMismatch
 
 
 def test_a_training_goes_on_as_after_a_load(store: Path) -> None:
@@ -118,9 +118,9 @@ def test_one_tensor_can_be_waited_for(store: Path, monkeypatch: pytest.MonkeyPat
     trained(store)
     with held(monkeypatch) as go:
         boot = tierload.hot_start(store, fresh(2)[0])
-        with pytest.raises(SaveTimeout, match=r"'out\.weight' is not there after 0\.01 s"):
+        with pytest.raises(HotStartTimeout, match=r"'out\.weight' is not there after 0\.01 s"):
             boot.wait("out.weight", 0.01)
-        with pytest.raises(SaveTimeout):
+        with pytest.raises(HotStartTimeout):
             boot.join(0.01)
         with pytest.raises(InvalidRequest, match=r"no tensor 'other'"):
             boot.wait("other")

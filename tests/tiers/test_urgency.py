@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tierload.tiers.urgency import UrgencyRule, distances, forward_uses, priority, ranks, training_cycle, urgency
+from tierload.tiers.urgency import UrgencyRule, priority, ranks, urgency
 
 
 def test_at_most_two_kernels_away_is_urgent() -> None:
@@ -34,28 +34,6 @@ def test_few_requests_are_of_high_priority() -> None:
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"use (0 or more|a number between)"):
         UrgencyRule(**wrong)  # type: ignore[arg-type]
-
-
-def test_a_pass_comes_again() -> None:
-    uses = forward_uses(["a", "b", "c", "unused"], {"c": 9, "a": 0, "b": 4})
-    assert distances(uses, 0, 10).tolist() == [0, 4, 9, np.inf]
-    assert distances(uses, 5, 10).tolist() == [5, 9, 4, np.inf]
-    assert ranks(distances(uses, 5, 10)).tolist() == [1, 2, 0, 3]
-    with pytest.raises(ValueError, match="use 1 or more"):
-        distances(uses, 0, 0)
-
-
-def test_states_of_the_optimizer_are_colder_than_weights() -> None:
-    forward = np.array([0, 5, 9, 0, 5, 9, np.inf])  # three weights, their states, one unused
-    uses, cycle = training_cycle(forward, 10, np.array([False] * 3 + [True] * 3 + [False]))
-    assert uses[~np.isinf(uses)].max() < cycle
-
-    def order(now: int) -> list[int]:
-        return np.argsort(ranks(distances(uses, now, cycle))).tolist()
-
-    assert order(0) == [0, 1, 2, 3, 4, 5, 6]
-    assert order(9) == [2, 1, 0, 3, 4, 5, 6]  # the backward pass goes back
-    assert order(31) == [0, 3, 1, 4, 2, 5, 6]  # the optimizer takes each weight with its states
 
 
 def test_among_equals_the_hotter_comes_first() -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tierload import _native
 from tierload.engine.loading import Filling, Source, batches
 from tierload.engine.pinned import PinnedPages
-from tierload.errors import CorruptPage, SaveCancelled
+from tierload.errors import CorruptPage, HotStartClosed
 from tierload.state import Arriving, Gate, LoadPlan
 from tierload.types import Destinations
 
@@ -164,16 +164,6 @@ class Arrivals:
             if end is not None and time.perf_counter() >= end:
                 return False
 
-    def failure(self) -> BaseException | None:
-        """What went wrong first."""
-        if self.error is not None:
-            return self.error
-        failures = self.native.failures()
-        if not failures:
-            return None
-        unit, page, path, offset, what = failures[0]
-        return self._located(unit, CorruptPage(what, page=page, path=path, offset=offset))
-
     def stop(self) -> None:
         """Has nothing more fetched. A use of what is not there raises."""
         if not self.elsewhere:
@@ -192,7 +182,7 @@ class Arrivals:
     def _ended(self, unit: int) -> BaseException:
         if self.error is not None:
             return self.error
-        return SaveCancelled(
+        return HotStartClosed(
             f"{self.units[unit].key!r} was not there yet when the hot start was closed; join() waits for everything"
         )
 

@@ -22,7 +22,7 @@ from tierload.engine.calls import Calls
 from tierload.engine.hot_memory import HotMemory
 from tierload.engine.loading import Source, fill
 from tierload.engine.pinned import PinnedPages
-from tierload.errors import InvalidRequest, SaveTimeout
+from tierload.errors import HotStartTimeout, InvalidRequest
 from tierload.observe import Progress, size
 from tierload.state import Arriving, HotPlan
 from tierload.tiers import (
@@ -166,7 +166,7 @@ class HotStart:
         Raises:
             InvalidRequest: There is none of that name.
             CorruptPage: A page of it is damaged.
-            SaveTimeout: It is not there after ``timeout`` seconds.
+            HotStartTimeout: It is not there after ``timeout`` seconds.
         """
         unit = self._names.get(name)
         if unit is None:
@@ -174,14 +174,14 @@ class HotStart:
                 return  # it was there from the beginning
             raise InvalidRequest(f"the hot start has no tensor {name!r}")
         if not self._arrivals.wait(unit, timeout):
-            raise SaveTimeout(f"{name!r} is not there after {timeout} s; it is still on its way")
+            raise HotStartTimeout(f"{name!r} is not there after {timeout} s; it is still on its way")
 
     def join(self, timeout: float | None = None) -> LoadReport:
         """Waits for everything, and returns the report of the load.
 
         Raises:
             CorruptPage: A page is damaged; everything else is there, and uses of this one raise.
-            SaveTimeout: Not after ``timeout`` seconds.
+            HotStartTimeout: Not after ``timeout`` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         failure: BaseException | None = None
@@ -193,7 +193,7 @@ class HotStart:
                 failure = failure or error
                 continue
             if not there:
-                raise SaveTimeout(f"{self!r} is not complete after {timeout} s; it goes on")
+                raise HotStartTimeout(f"{self!r} is not complete after {timeout} s; it goes on")
         self._arrivals.end()
         self._calls.close()
         if failure is not None:

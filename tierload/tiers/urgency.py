@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UrgencyRule", "distances", "forward_uses", "priority", "ranks", "training_cycle", "urgency"]
+__all__ = ["UrgencyRule", "priority", "ranks", "urgency"]
 
 Numbers = npt.NDArray[np.float64]
-
-_BACKWARD = 2
-"""Kernels of a backward pass for each of the forward pass: gradients of the inputs, and of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +54,6 @@ def priority(urgent: float, queued: int, rule: UrgencyRule = _STANDARD) -> Liter
     return "high" if urgent > rule.threshold and queued < rule.queued_max else "normal"
 
 
-def forward_uses(names: Sequence[str], positions: Mapping[str, int]) -> Numbers:
-    """Uses in a pass that goes forward only, one row: the position of each name, infinite where there is none."""
-    return np.array([[positions.get(name, np.inf) for name in names]], np.float64)
-
-
-def training_cycle(forward: Numbers, kernels: int, states: npt.NDArray[np.bool_]) -> tuple[Numbers, int]:
-    """Uses in a step of a training, three rows, and the kernels of the step.
-
-    ``forward`` has the positions of the units, or of the parameters that they belong to, among the ``kernels`` of the
-    forward pass (infinite: unused). The backward pass meets them in reverse, at two kernels for one; then the optimizer
-    goes through parameters in order. ``states`` are units of the optimizer, which nothing else uses: until the backward
-    pass is over they are colder than weights.
-    """
-    backward = np.where(np.isfinite(forward), (1 + _BACKWARD) * kernels - _BACKWARD * _finite(forward), np.inf)
-    update = (1 + _BACKWARD) * kernels + 1 + forward
-    uses = np.stack([np.where(states, update, forward), np.where(states, update, backward), update])
-    return uses, (2 + _BACKWARD) * kernels + 1
-
-
-def distances(uses: Numbers, now: int, cycle: int) -> Numbers:
-    """Kernels from ``now`` to the next use of each unit, which Belady's rule goes by: the columns of ``uses`` are the
-    positions at which it is used in a cycle of so many kernels, and what is behind comes again in the next one.
-
-    Raises:
-        ValueError: The cycle has no kernels.
-    """
-    if cycle < 1:
-        raise ValueError(f"a cycle of {cycle} kernels has no next use; use 1 or more")
-    ahead: Numbers = np.where(np.isfinite(uses), (_finite(uses) - now) % cycle, np.inf).min(axis=0)
-    return ahead
-
-
 def ranks(distance: Numbers, heat: npt.ArrayLike | None = None) -> npt.NDArray[np.uint32]:
     """The rank of each unit in the order of loading, 0 for the first: by distance, among equals the hotter first, then
     in the order that they have. Units without a next use come last, among them the hotter first.
@@ -103,8 +67,3 @@ def ranks(distance: Numbers, heat: npt.ArrayLike | None = None) -> npt.NDArray[n
     found = np.empty(len(distance), np.uint32)
     found[np.lexsort((-warmth, distance))] = np.arange(len(distance), dtype=np.uint32)
     return found
-
-
-def _finite(numbers: Numbers) -> Numbers:
-    """The numbers, 0 where they are infinite: the remainder of infinity is no number."""
-    return np.where(np.isfinite(numbers), numbers, 0)
