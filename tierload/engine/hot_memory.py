@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class HotMemory:
         self._lock: MemoryLock | None = None
         self._turn = threading.RLock()  # a collection of garbage may unlock in the thread that locks
         self._unwanted = False
+        self._owner = os.getpid()
 
     def lock(self) -> None:
         """Locks them, as far as the process may. Of memory that is there it costs some time for every page."""
@@ -38,7 +40,9 @@ class HotMemory:
                     self.unlock()
 
     def unlock(self) -> None:
-        """Lets them be, at once or when they have been locked."""
+        """Lets them be, at once or when they have been locked. A forked process has no locks on them."""
+        if os.getpid() != self._owner:
+            return
         with self._turn:
             self._unwanted = not self._done.is_set()
             if not self._unwanted:
@@ -46,10 +50,11 @@ class HotMemory:
 
     def told(self) -> tuple[float, str]:
         """How long it took, and what came of it, when that is known."""
-        self._done.wait()
+        if os.getpid() == self._owner:
+            self._done.wait()
         lock = self._lock
         if lock is None:
-            return self._seconds, "not locked: it has failed"
+            return self._seconds, "not locked: it has failed, or another process does it"
         told = f"{size(lock.locked_bytes)} locked" + ("" if self._node is None else f" on node {self._node}")
         if lock.refused_bytes:
             told += f", {size(lock.refused_bytes)} not: {lock.reason}"
