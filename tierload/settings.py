@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "hot_bytes"]
+
+_HOT_PART = 4  # of the bytes are hot, where the budget leaves it open
 
 _MIB = 1 << 20
 _INTERVAL_MS_MAX = 86_400_000  # a day
@@ -106,3 +108,8 @@ class Settings:
             )
         if not self.grace_seconds >= 0:  # NaN is not
             raise ValueError(f"grace_seconds is {self.grace_seconds}; use 0 or more")
+
+
+def hot_bytes(budget_bytes: int, total_bytes: int) -> int:
+    """How many of so many bytes are hot by ``hot_budget_bytes``, wherever they are placed or locked."""
+    return budget_bytes or total_bytes // _HOT_PART

@@ -24,6 +24,7 @@ from tierload.engine.loading import Source, fill
 from tierload.engine.pinned import PinnedPages
 from tierload.errors import HotStartTimeout, InvalidRequest
 from tierload.observe import Progress, size
+from tierload.settings import hot_bytes
 from tierload.state import Arriving, HotPlan
 from tierload.tiers import (
     FirstUse,
@@ -38,7 +39,6 @@ from tierload.types import Commit, HeatTable, LoadReport
 __all__ = ["HotProgress", "HotStart", "Stage"]
 
 _LOOK_S = 0.1
-_HOT_PART = 4  # of the bytes are hot, where the settings leave it open, as when pages are placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class HotStart:
         self._calls = Calls(self._arrivals, units, positions)
         total = self._arrivals.native.total_bytes
         self._hot = HotMemory(
-            _hot_regions(units, positions, heat, options.hot_budget_bytes or total // _HOT_PART), cores.node
+            _hot_regions(units, positions, heat, hot_bytes(options.hot_budget_bytes, total)), cores.node
         )
         self._unlock = weakref.finalize(self, self._hot.unlock)
         self._unlock.atexit = False

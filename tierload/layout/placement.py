@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tierload.layout.heats import page_heats
 from tierload.layout.pages import PagePlan
+from tierload.settings import hot_bytes
 from tierload.types import HeatTable
 
 __all__ = ["Placement", "place_pages"]
@@ -26,10 +27,10 @@ class Placement:
     hot: int
 
 
-def place_pages(plan: PagePlan, table: HeatTable, hot_bytes: int) -> Placement:
+def place_pages(plan: PagePlan, table: HeatTable, budget_bytes: int) -> Placement:
     """Where the pages of a plan go, of which a step uses some, and some are hot.
 
-    Hot are the hottest pages, as many as have ``hot_bytes`` raw bytes in all (0: a quarter of the plan's). They come
+    Hot are the hottest pages, as many as have ``budget_bytes`` raw bytes in all (0: a quarter of the plan's). They come
     first, in the order in which a step first uses them, those that it does not use behind the others; then the rest of
     what a step uses, in that order; then all else, as planned. Of pages that are used at the same time, and of equally
     hot ones, the first planned comes first. A page of several chunks is used with the first of them.
@@ -39,7 +40,7 @@ def place_pages(plan: PagePlan, table: HeatTable, hot_bytes: int) -> Placement:
     np.add.at(sizes, _page_of_part(plan), plan.lengths.astype(np.int64))
     pages = np.arange(len(uses))
     hottest = np.lexsort((pages, uses, -heats.astype(np.int64)))
-    reach = hot_bytes or int(sizes.sum()) // 4
+    reach = hot_bytes(budget_bytes, int(sizes.sum()))
     hot = np.zeros(len(uses), np.bool_)
     hot[hottest[np.cumsum(sizes[hottest]) <= reach]] = True
     hot &= heats > 0
