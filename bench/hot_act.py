@@ -1,4 +1,4 @@
-"""The demonstration's last act: a model that is used while it arrives, beside one that is loaded first."""
+"""The demonstration's last act: a training that goes on while its state arrives, beside one that loads it first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _WIDTH = 90  # of a line of time
 
 def play(stage: Stage) -> None:
     """Shows the act; what does not hold is remembered by ``stage``."""
-    stage.act("A hot start: a model computes while it is still arriving")
+    stage.act("A hot start: a model computes while its state is still arriving")
     *_, told = Trainer(stage, "--store", stage.folder / "large", module="bench.hot_versus").events()
     rows = told["rows"]
     assert isinstance(rows, dict)
     stage.say(
-        f"A larger GPT, of {megabytes(float(str(told['raw'])))}, out of the same commit twice, in turn, nothing "
-        "of it in the page cache: tierload.load(store, into=state), then a pass; and tierload.hot_start(store, model), "
-        "whose pass begins at once. Every byte is verified in both."
+        f"A larger GPT and its AdamW, {megabytes(float(str(told['raw'])))} in all, of which a forward pass needs a "
+        "third, out of the same commit twice, in turn, nothing of it in the page cache: tierload.load(store, "
+        "into=state), then a pass; and tierload.hot_start(store, model, optimizer), whose pass begins at once. Every "
+        "byte is verified in both."
     )
     middle = {
         name: {column: statistics.median(row[column] for row in found) for column in _COLUMNS}

@@ -1,4 +1,5 @@
-"""A model is loaded and used: after a whole load, and by a hot start, in turn; when what was there, by the clock."""
+"""A training goes on: after a whole load of model and optimizer, and by a hot start, in turn; when what was there, by
+the clock."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from bench.train import THREADS
 
 __all__ = ["Timeline", "loaded", "started"]
 
-_TOKENS = 32  # of a pass: few, so that what is seen is the loading
+_TOKENS = 1  # of a pass, so that what is seen is the loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Timeline:
 
 def loaded(store: Path, shape: Shape) -> Timeline:
     """A whole load, then a pass."""
-    model, start = _on_meta(shape), time.perf_counter()
-    tierload.load(store, into={"model": model})
+    (model, optimizer), start = _on_meta(shape), time.perf_counter()
+    tierload.load(store, into={"model": model, "optimizer": optimizer})
     returned = time.perf_counter()
     first, last, output = _pass(model)
     return Timeline(returned - start, first - start, last - start, returned - start, returned - start, output)
@@ -44,8 +45,8 @@ def loaded(store: Path, shape: Shape) -> Timeline:
 
 def started(store: Path, shape: Shape) -> Timeline:
     """A pass while what it uses arrives."""
-    model, start = _on_meta(shape), time.perf_counter()
-    boot = tierload.hot_start(store, model)
+    (model, optimizer), start = _on_meta(shape), time.perf_counter()
+    boot = tierload.hot_start(store, model, optimizer)
     returned = time.perf_counter()
     first, last, output = _pass(model)
     boot.join()
@@ -55,9 +56,19 @@ def started(store: Path, shape: Shape) -> Timeline:
     return found
 
 
-def _on_meta(shape: Shape) -> GPT:
+def _on_meta(shape: Shape) -> tuple[GPT, torch.optim.AdamW]:
     with torch.device("meta"):
-        return GPT(shape).eval()
+        model = GPT(shape).eval()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _trained(shape: Shape) -> dict[str, object]:
+    model = GPT(shape)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
 
 
 @torch.no_grad()
@@ -85,7 +96,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     shape = Shape(layers=options.layers, width=options.width)
-    raw = tierload.save({"model": GPT(shape)}, options.store, step=0).raw_bytes
+    raw = tierload.save(_trained(shape), options.store, step=0).raw_bytes
     rows: dict[str, list[dict[str, float]]] = {"load": [], "hot start": []}
     for number in range(options.rounds + 1):
         for name, way in (("load", loaded), ("hot start", started)):
