@@ -16,7 +16,7 @@ from bench.gpt import GPT, Shape
 from bench.measuring import drop_cached
 from bench.train import THREADS
 
-__all__ = ["Timeline", "loaded", "started"]
+__all__ = ["Timeline", "loaded", "started", "trained"]
 
 _TOKENS = 1  # of a pass, so that what is seen is the loading
 
@@ -62,7 +62,8 @@ def _on_meta(shape: Shape) -> tuple[GPT, torch.optim.AdamW]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-def _trained(shape: Shape) -> dict[str, object]:
+def trained(shape: Shape) -> dict[str, object]:
+    """A model and its optimizer after a step."""
     model = GPT(shape)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
@@ -96,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     shape = Shape(layers=options.layers, width=options.width)
-    raw = tierload.save(_trained(shape), options.store, step=0).raw_bytes
+    raw = tierload.save(trained(shape), options.store, step=0).raw_bytes
     rows: dict[str, list[dict[str, float]]] = {"load": [], "hot start": []}
     for number in range(options.rounds + 1):
         for name, way in (("load", loaded), ("hot start", started)):

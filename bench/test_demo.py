@@ -10,8 +10,8 @@ import torch
 
 import tierload
 from bench import report
-from bench.gpt import GPT, Shape
-from bench.hot_versus import loaded, started
+from bench.gpt import Shape
+from bench.hot_versus import loaded, started, trained
 from bench.measuring import Figure, Result
 from bench.stage import ROOT, environment
 from bench.train import Run, bits
@@ -53,7 +53,7 @@ def test_report_says_what_held(tmp_path):
 
 
 def test_a_hot_start_computes_what_a_load_does(tmp_path):
-    tierload.save({"model": GPT(TINY)}, tmp_path / "s")
+    tierload.save(trained(TINY), tmp_path / "s")
     hot, load = (way(tmp_path / "s", TINY) for way in (started, loaded))
     assert hot.output == load.output
     assert 0 < hot.returned < hot.first_layer < hot.first_output <= hot.everything

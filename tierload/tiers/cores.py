@@ -17,8 +17,8 @@ _NODES = Path("/sys/devices/system/node")
 _WORKERS_MAX = 16  # as many as Settings.threads takes by itself
 
 _LOWER = 3
-"""The nice value of workers that share cores: about a third of a core's time while the training wants all of it. With 10
-they had a tenth, of other processes' too: beside two of these a pass was there after three times as long."""
+"""The nice value of workers that share cores: about a third of a core's time while the training wants all of it. With
+10 it was a tenth, beside other processes too (docs/decisions/0024)."""
 
 
 @dataclass(frozen=True, slots=True)
