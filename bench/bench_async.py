@@ -183,7 +183,7 @@ def test_call(benchmark, scale, folder, keep):
         pending = []
         tasks = {
             "call": Task(lambda: pending.append(store.async_save(state)), after=lambda: pending.pop().result()),
-            "describe": Task(lambda: store._draft(state, None, None, (), "", allow_pickle=False)),
+            "describe": Task(lambda: store._draft(state, None, None, (), "", allow_pickle=False, heat=None)),
         }
         samples = interleave(benchmark, tasks, rounds=scale.of(60, 1))
     guard.remove()

@@ -70,7 +70,7 @@ class _RankZero(Store):
     layout: Layout
 
     def draft(self, state: object):
-        draft = self._draft(state, None, None, (), "", False)
+        draft = self._draft(state, None, None, (), "", allow_pickle=False, heat=None)
         return replace(draft, flat=_spread(draft.flat, self.layout))
 
 
