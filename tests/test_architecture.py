@@ -24,11 +24,12 @@ TORCH_ROOMS = {"state", "heat", "tiers", "engine", "api", "convert", "hooks", "c
 NATIVE_ROOMS = {"engine", "catalog", "layout", "state", "tiers"}
 
 # Native rooms, from the bottom: each may include those before it.
-ORDER = ("base", "storage", "codec", "journal", "catalog", "engine", "state", "bind")
-NEIGHBOURS = {("storage", "codec"), ("codec", "storage")} | {("state", room) for room in ORDER[1:6]}
+ORDER = ("base", "accelerator", "storage", "codec", "journal", "catalog", "engine", "state", "bind")
+NEIGHBOURS = {("storage", "codec"), ("codec", "storage")} | {("state", room) for room in ORDER[1:7]}
 # The room of each contract in native/include/tierload. storage.h is what everything is written against: the interface
 # is at the bottom, and the room `storage` holds its implementations.
 CONTRACTS = {
+    "accelerator": "accelerator",
     "arrivals": "engine",
     "bytes": "base",
     "device": "base",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from tierload.convert import ConvertReport, export_state, import_state
     from tierload.errors import (
+        AcceleratorError,
         CommitDropped,
         CommitNotFound,
         CorruptFile,
@@ -74,6 +75,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RNG",
+    "AcceleratorError",
     "Balance",
     "Change",
     "ChunkInfo",

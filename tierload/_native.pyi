@@ -10,6 +10,53 @@ import numpy.typing
 from numpy.typing import NDArray
 
 
+class Accelerator:
+    """See tierload/accelerator.h."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes_to_host(self) -> int:
+        """Moved so far."""
+
+    @property
+    def bytes_to_device(self) -> int: ...
+
+class FakeAccelerator(Accelerator):
+    """For tests: memory of the processor's, in disguise."""
+
+    @property
+    def number(self) -> int: ...
+
+    def allocate(self, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Memory of its own, which is there until the process ends."""
+
+    def delay(self, seconds: float) -> None:
+        """Before each piece of work of a lane's."""
+
+    def fail_after(self, count: int) -> None:
+        """So many more pieces of work; -1: never."""
+
+def fake_accelerator() -> FakeAccelerator: ...
+
+def accelerator(number: int) -> Accelerator:
+    """Raises AcceleratorError where it cannot be used."""
+
+def accelerator_refusal(number: int) -> str:
+    """
+    Why an accelerator cannot be used (CUDA's device d has the number d + 1); "" where it can.
+    """
+
+def fake_at(address: int) -> int:
+    """The number of the fake accelerator of an address; 0: none."""
+
+def pinned_use() -> tuple[int, int]:
+    """Bytes of pinned memory that are held, and most at a time."""
+
+def trim_pinned() -> None:
+    """Gives pinned memory that is idle back to the system."""
+
 class DeviceRate:
     """
     Bytes a second of one way to move data; see calibrate in tierload/device.h.

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 __all__ = [
+    "AcceleratorError",
     "CommitDropped",
     "CommitNotFound",
     "CorruptFile",
@@ -81,6 +82,10 @@ class StorePoisoned(TierloadError, RuntimeError):
 
 class StoreIOError(TierloadError, OSError):
     """The operating system refused an operation. ``errno`` and ``filename`` are set."""
+
+
+class AcceleratorError(TierloadError, RuntimeError):
+    """An accelerator or its driver has failed, or is not there."""
 
 
 class SaveCancelled(TierloadError, RuntimeError):

@@ -46,6 +46,7 @@ struct ManifestView {
   std::unique_ptr<Manifest> manifest;
 };
 
+void bind_accelerators(nb::module_& module);
 void bind_errors();
 void bind_manifest(nb::module_& module);
 void bind_store(nb::module_& module);

@@ -62,6 +62,8 @@ void bind_errors() {
       raise("StorePoisoned", error);
     } catch (const CancelledError& error) {
       raise("SaveCancelled", error);
+    } catch (const AcceleratorError& error) {
+      raise("AcceleratorError", error);
     } catch (const UsageError& error) {
       raise("InvalidRequest", error);
     } catch (const IoError& error) {

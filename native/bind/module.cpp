@@ -43,6 +43,7 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core of tierload; docs/ARCHITECTURE.md says what belongs here.";
   nb::set_leak_warnings(false);  // what the core asks torch lives as long as the process
   bind_errors();
+  bind_accelerators(module);
   bind_device(module);
   bind_arrivals(module);
   bind_ending(module);

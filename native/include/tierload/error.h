@@ -72,6 +72,12 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// An accelerator or its driver failed, or is not there.
+class AcceleratorError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Somebody cancelled a save before it was committed: nothing of it is kept, and nothing is broken.
 class CancelledError : public Error {
  public:
