@@ -73,14 +73,17 @@ part() { # name, seconds, command...
   fi
 }
 
-pytest=("$python" -m pytest -q -p no:cacheprovider --tb=short -m gpu)
+pytest=("$python" -m pytest -q -p no:cacheprovider --tb=short)
 mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu' tests --include='test_*.py' | sort)
 [ $# -gt 0 ] || set -- tests snapshot save load
 for name in "$@"; do
   case $name in
-    tests) part tests 240 "${pytest[@]}" "${files[@]}" ;;
+    tests) part tests 240 "${pytest[@]}" -m gpu "${files[@]}" ;;
     snapshot) part snapshot 120 "$python" -m bench.gpu_snapshot ;;
-    save | load) part "$name" 400 "${pytest[@]}" --benchmark-enable --benchmark-only "bench/bench_gpu_$name.py" ;;
+    save | load)
+      part "$name" 400 "${pytest[@]}" -m '' --benchmark-enable --benchmark-only --benchmark-columns=rounds \
+        "bench/bench_gpu_$name.py"
+      ;;
     *) echo "no part is called $name: tests, snapshot, save, load" >&2; failed=1 ;;
   esac
 done
