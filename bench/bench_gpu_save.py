@@ -195,7 +195,7 @@ def test_training(benchmark, scale, folder, keep):
             store.collect(keep=1)
 
         tasks = {"saves": Task(lambda: train(True), after=finish), "none": Task(lambda: train(False))}
-        samples = take_turns(tasks, rounds=scale.of(4, 1))
+        samples = take_turns(tasks, rounds=scale.of(3, 1))
         skipped = store.skipped
     benchmark.pedantic(lambda: None, rounds=1)
     result.samples = samples

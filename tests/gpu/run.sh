@@ -3,6 +3,7 @@
 #
 #   run.sh               all parts: tests snapshot save load
 #   run.sh tests save    some of them
+#   run.sh tests/state/test_state_cuda.py bench/bench_gpu_save.py::test_call    or a part of one
 #
 # PYTHON (python3) has torch with CUDA, numpy, pytest, pytest-benchmark, safetensors, typer, rich and xxhash; the rest
 # are the wheels in wheelhouse/gpu, which `make wheel-gpu` makes, on any machine. They go into a folder that is removed
@@ -74,16 +75,17 @@ part() { # name, seconds, command...
 }
 
 pytest=("$python" -m pytest -q -p no:cacheprovider --tb=short)
+tests=("${pytest[@]}" -m gpu)
+benchmarks=("${pytest[@]}" -m '' --benchmark-enable --benchmark-only --benchmark-columns=rounds)
 mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu' tests --include='test_*.py' | sort)
 [ $# -gt 0 ] || set -- tests snapshot save load
 for name in "$@"; do
   case $name in
-    tests) part tests 240 "${pytest[@]}" -m gpu "${files[@]}" ;;
+    tests) part tests 240 "${tests[@]}" "${files[@]}" ;;
+    tests/*) part "$name" 240 "${tests[@]}" "$name" ;;
     snapshot) part snapshot 120 "$python" -m bench.gpu_snapshot ;;
-    save | load)
-      part "$name" 400 "${pytest[@]}" -m '' --benchmark-enable --benchmark-only --benchmark-columns=rounds \
-        "bench/bench_gpu_$name.py"
-      ;;
+    save | load) part "$name" 400 "${benchmarks[@]}" "bench/bench_gpu_$name.py" ;;
+    bench/*) part "$name" 400 "${benchmarks[@]}" "$name" ;;
     *) echo "no part is called $name: tests, snapshot, save, load" >&2; failed=1 ;;
   esac
 done
