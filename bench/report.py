@@ -48,8 +48,9 @@ def _asked(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _machine(hardware: dict[str, Any]) -> str:
+    gpu = f"{hardware['gpu']}; kvikio {hardware['kvikio']}; " if "gpu" in hardware else ""
     return (
-        f"{hardware['cpu']}; {hardware['cores']} cores, {hardware['memory_gib']} GiB; Linux {hardware['kernel']}; "
+        f"{gpu}{hardware['cpu']}; {hardware['cores']} cores, {hardware['memory_gib']} GiB; Linux {hardware['kernel']}; "
         f"{hardware['file_system']}; Python {hardware['python']}, torch {hardware['torch']}, "
         f"tierload {hardware['tierload']}"
     )
