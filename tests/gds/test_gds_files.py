@@ -178,7 +178,7 @@ def test_errors_have_the_number_of_what_they_quote(
 
 def test_a_file_that_is_not_there(kvikio: ModuleType, tmp_path: Path) -> None:
     memory = Memory(PAGE)
-    with GdsFiles() as files, pytest.raises(StoreIOError, match="Unable to open file") as caught:
+    with GdsFiles() as files, pytest.raises(StoreIOError, match=r"4096: Unable to open file\. No such file") as caught:
         files.write(tmp_path / "gone", [memory.extent(0, 0, PAGE)])
     assert caught.value.errno == errno.ENOENT
     assert not (tmp_path / "gone").exists()

@@ -130,7 +130,8 @@ class GdsFiles:
         self._under_way.clear()
 
     def _failure(self, verb: str, name: str, where: Extent, error: Exception) -> StoreIOError:
-        said = re.sub(r"^(KvikIO failure|CUDA error|cuFile error) at: \S+:\d+: ", "", str(error)) or first_line(error)
+        # Without the places in its sources, each as "KvikIO failure at: file.cpp:160: ".
+        said = re.sub(r"\b[A-Z][\w/ ]* at: \S+:\d+: ", "", str(error)) or first_line(error)
         code = _errno_of(said)
         if verb == "read":
             advice = "check the store with `tierload verify --full`"

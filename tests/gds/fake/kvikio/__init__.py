@@ -58,7 +58,7 @@ class CuFile:
             self._fd = os.open(file, modes[flags])
         except OSError as error:
             raise RuntimeError(
-                f"KvikIO failure at: /x/file_utils.cpp:160: Unable to open file.: {error.strerror}"
+                f"Unable to open file. Linux system/library function call error at: /x/y.cpp:160: {error.strerror}"
             ) from None
         self._tasks = 0
         log.append(("open", flags, defaults.settings["compat_mode"]))
