@@ -218,9 +218,10 @@ def test_an_interrupt_waits_for_what_is_under_way(
         return moved
 
     monkeypatch.setattr(kvikio.IOFuture, "get", interrupted)
-    with GdsFiles() as files, pytest.raises(KeyboardInterrupt):
-        files.read(path, [memory.extent(page * PAGE, page * PAGE, PAGE) for page in (0, 2, 4, 6)])
-    assert len(set(map(id, calls))) == 4
+    with GdsFiles() as files:
+        with pytest.raises(KeyboardInterrupt):
+            files.read(path, [memory.extent(page * PAGE, page * PAGE, PAGE) for page in (0, 2, 4, 6)])
+        assert len(set(map(id, calls))) == 4
 
 
 def test_two_at_a_time_share_the_threads(kvikio: ModuleType) -> None:
