@@ -100,6 +100,13 @@ def test_torch_is_imported_in_few_rooms() -> None:
     assert found <= TORCH_ROOMS
 
 
+def test_kvikio_is_imported_in_one_room_and_only_when_it_is_asked_for() -> None:
+    found = {room_of(path) for path in PACKAGE.rglob("*.py") if any(within(name, "kvikio") for name in imports(path))}
+    assert found == {"gds"}
+    code = "import sys, tierload.gds.probe; sys.exit('kvikio' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_the_native_module_is_imported_in_few_rooms() -> None:
     native = "tierload._native"
     found = {room_of(path) for path in PACKAGE.rglob("*.py") if any(within(name, native) for name in imports(path))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -42,20 +43,27 @@ def doctor(
             "compression": found.compression,
             "save": found.save,
             "load": found.load,
+            "gds": asdict(found.direct) if found.direct else None,
+            "gpu": asdict(found.gpu) if found.gpu else None,
         }
         print_json(document)
         return
     print_facts([("path", clean(folder)), *found.facts])
     say()
+    ways = list(found.ways)
+    if found.direct is not None and found.direct.mode:
+        ways.append((f"kvikio and a GPU, {found.direct.path}", found.direct.write, found.direct.read))
     print_table(
         ("way", "write", "read"),
-        [(name, _rate(write), _rate(read)) for name, write, read in found.ways],
+        [(name, _rate(write), _rate(read)) for name, write, read in ways],
         right=("write", "read"),
     )
     say()
     say(f"large data goes {way} here; compression auto chooses {found.compression} for weights")
     say(f"a save of weights: {_rate(found.save)}; the most that was written: {_rate(found.write_ceiling)}")
     say(f"a cold load in place: {_rate(found.load)}; the most that was read: {_rate(found.read_ceiling)}")
+    if found.gpu is not None:
+        say(f"raw pages of tensors on a GPU: {found.gpu.why}")
 
 
 def _rate(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How fast the device under a directory is: tried once, for about a second, and remembered for each device."""
+"""How fast the device under a directory is, and kvikio on it: tried once, and remembered for each device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tierload import _native
+from tierload import _native, gds
 
-__all__ = ["UNKNOWN", "Device", "calibrate", "measure", "remember", "remembered"]
+__all__ = [
+    "UNKNOWN",
+    "Device",
+    "calibrate",
+    "measure",
+    "remember",
+    "remember_way",
+    "remembered",
+    "remembered_way",
+]
 
 _SECONDS = 1.0
 _BLOCK_BYTES, _DEPTH = 1 << 20, 8  # good on most devices
@@ -100,13 +109,34 @@ def remember(path: str | os.PathLike[str], rates: Sequence[_native.DeviceRate]) 
         block_bytes=direct.block_bytes if direct else _BLOCK_BYTES,
         depth=direct.depth if direct else _DEPTH,
     )
+    _keep(_name(path), asdict(device))
+    return device
+
+
+def remembered_way(path: str | os.PathLike[str]) -> gds.ProbeResult | None:
+    """What kvikio did between the file system of a directory and a GPU, or None where nobody has tried."""
+    return gds.ProbeResult.of(_known().get(_way(path)))
+
+
+def remember_way(path: str | os.PathLike[str], found: gds.ProbeResult) -> gds.ProbeResult:
+    """Keeps what a probe has found for the next process, unless it failed for a reason that passes."""
+    if not found.again:
+        _keep(_way(path), asdict(found))
+    return found
+
+
+def _way(path: str | os.PathLike[str]) -> str:
+    """A file system, a kvikio, and what is in its way: a driver that has been loaded since is tried."""
+    return f"{_name(path)} kvikio {gds.version()}, {gds.refusal() or 'direct'}"
+
+
+def _keep(name: str, value: dict[str, object]) -> None:
     memory = _memory()
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        known = _known() | {_name(path): asdict(device)}
+        known = _known() | {name: value}
         with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:
             json.dump(known, file, indent=1)
         os.replace(file.name, memory)
     except OSError:
         pass  # no home to write to: the next process measures again
-    return device

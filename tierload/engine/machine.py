@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,6 +15,8 @@ import torch
 from tierload import _native
 from tierload.engine import devices
 from tierload.engine.store import Store
+from tierload.gds import Choice, ProbeResult, choose, facts
+from tierload.gds.probe import probe
 
 __all__ = ["Machine", "examine", "file_system"]
 
@@ -29,6 +30,8 @@ class Machine:
 
     ``ways`` are the device's own, by name: written until durable, read from the device. ``save`` and ``load`` are those
     of a state that was really saved and loaded, raw bytes counted, ``io`` and ``compression`` the way that it took.
+    ``direct`` is what kvikio did between the file system and a GPU, and ``gpu`` the way that a GPU's tensors take by
+    that; None without a GPU.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -37,6 +40,8 @@ class Machine:
     compression: str
     save: float
     load: float
+    direct: ProbeResult | None
+    gpu: Choice | None
 
     @property
     def write_ceiling(self) -> float:
@@ -57,14 +62,17 @@ def examine(folder: str | os.PathLike[str]) -> Machine:
         OSError: Nothing can be written there.
     """
     rates = devices.measure(folder)
-    devices.remember(folder, rates)
+    device = devices.remember(folder, rates)
     ways = tuple((_way(rate), rate.write, rate.read) for rate in rates)
     scratch = Path(tempfile.mkdtemp(prefix=".tierload-doctor-", dir=folder))
     try:
         io, compression, save, load = _try(scratch / "store")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Machine(_facts(folder, io), ways, io, compression, save, load)
+    direct = devices.remember_way(folder, probe(folder)) if torch.cuda.is_available() else None
+    # The ring is as fast as the device is: PCIe is faster.
+    gpu = choose(direct, device.write, device.read) if direct is not None else None
+    return Machine((*_facts(folder, io), *_gds(direct)), ways, io, compression, save, load, direct, gpu)
 
 
 def _way(rate: _native.DeviceRate) -> str:
@@ -100,7 +108,6 @@ def _facts(folder: str | os.PathLike[str], io: str) -> tuple[tuple[str, str], ..
         ("free space", f"{disk.free / 1e9:,.1f} of {disk.total / 1e9:,.1f} GB"),
         ("io_uring", _native.io_uring_refusal() or "works"),
         ("direct I/O", "works" if io == "direct" else io.removeprefix("buffered: ")),
-        ("GPUDirect Storage", _gds()),
     )
 
 
@@ -140,9 +147,7 @@ def _limit(count: int) -> str:
     return "unlimited" if count == resource.RLIM_INFINITY else f"{count / 1e6:,.1f} MB"
 
 
-def _gds() -> str:
-    if not torch.cuda.is_available():
-        return "no GPU here"
-    if find_spec("kvikio") is None:
-        return "kvikio is not installed"
-    return "nvidia-fs is loaded" if Path("/proc/driver/nvidia-fs").exists() else "the nvidia-fs driver is not loaded"
+def _gds(direct: ProbeResult | None) -> tuple[tuple[str, str], ...]:
+    if direct is None:
+        return (("GPUDirect Storage", "no GPU here"),)
+    return (("GPUDirect Storage", direct.path or direct.why), *facts())
