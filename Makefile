@@ -12,14 +12,14 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup build stubs demo test test-native test-python test-slow test-gpu check format crash fuzz bench wheel wheel-gpu clean
+.PHONY: help setup build kernels stubs demo test test-native test-python test-slow test-gpu check format crash fuzz bench wheel wheel-gpu clean
 
 # The tools of the virtual environment (cmake, ninja, clang-format, ...) come before the system's.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 APT_PACKAGES := g++ libzstd-dev liblz4-dev libxxhash-dev liburing-dev doctest-dev e2fsprogs strace
 
-NATIVE_SOURCES = $(shell find native -name '*.h' -o -name '*.cpp' -o -name '*.inc')
+NATIVE_SOURCES = $(shell find native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.inc' ! -name '*.ptx.inc')
 
 # $(call apt,packages): installs those that are missing, or says which ones they are.
 define apt
@@ -70,6 +70,11 @@ build/release/build.ninja: CMakePresets.json $(VENV)/.stamp-tools | $(VENV)/.sta
 
 stubs: build ## write tierload/_native.pyi from the built module
 	$(PY) -m nanobind.stubgen -q -m tierload._native -o tierload/_native.pyi
+
+# Of CUDA 12.0, so that drivers from then on can translate the result.
+kernels: $(VENV)/.stamp-tools ## native/accelerator/kernels.ptx.inc, after a change of kernels.cu
+	$(PY) -m pip install -qq --target build/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.0.140
+	LD_LIBRARY_PATH=build/nvrtc/nvidia/cuda_nvrtc/lib $(PY) native/accelerator/compile.py libnvrtc.so.12
 
 # ---- What people run ------------------------------------------------------------------------------------------------
 demo: build ## a first look: train, kill, recover, roll back

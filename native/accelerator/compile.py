@@ -14,6 +14,11 @@ OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++17")  # Volta: the oldes
 
 
 def compile_kernels(library: str, source: bytes) -> str:
+    """The PTX of a source.
+
+    Raises:
+        RuntimeError: It does not compile; the compiler's words.
+    """
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
     made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None)
@@ -35,6 +40,10 @@ def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
 
 if __name__ == "__main__":
     ptx = compile_kernels(sys.argv[1], (FOLDER / "kernels.cu").read_bytes())
-    lines = [line.rstrip() for line in ptx.splitlines() if line.strip() and not line.startswith("//") and "target6detail" not in line]
+    lines = [
+        line.rstrip()
+        for line in ptx.splitlines()
+        if line.strip() and not line.startswith("//") and "target6detail" not in line
+    ]
     text = "\n".join(lines)
     (FOLDER / "kernels.ptx.inc").write_text(f'// Written by native/accelerator/compile.py.\nR"ptx(\n{text}\n)ptx"\n')
