@@ -72,7 +72,7 @@ stubs: build ## write tierload/_native.pyi from the built module
 	$(PY) -m nanobind.stubgen -q -m tierload._native -o tierload/_native.pyi
 
 # Of CUDA 12.0, so that drivers from then on can translate the result.
-kernels: $(VENV)/.stamp-tools ## native/accelerator/kernels.ptx.inc, after a change of kernels.cu
+kernels: $(VENV)/.stamp-tools ## native/accelerator/*.ptx.inc, after a change of a kernel
 	$(PY) -m pip install -qq --target build/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.0.140
 	LD_LIBRARY_PATH=build/nvrtc/nvidia/cuda_nvrtc/lib $(PY) native/accelerator/compile.py libnvrtc.so.12
 

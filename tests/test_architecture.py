@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tierload"
 NATIVE = ROOT / "native"
 FOLDERS = ("tierload", "native", "tests", "bench", "examples")
-GENERATED = {PACKAGE / "_native.pyi", NATIVE / "accelerator" / "kernels.ptx.inc"}
+GENERATED = {PACKAGE / "_native.pyi", *NATIVE.glob("accelerator/*.ptx.inc")}
 
 # Python rooms that may import these directly; what stands above them gets it from them.
 TORCH_ROOMS = {"state", "heat", "tiers", "engine", "api", "convert", "hooks", "cli"}
@@ -42,6 +42,7 @@ CONTRACTS = {
     "codec": "codec",
     "journal": "journal",
     "catalog": "catalog",
+    "clone": "engine",
     "manifest": "catalog",
     "root": "catalog",
     "shard": "catalog",

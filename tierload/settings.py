@@ -35,7 +35,9 @@ class Settings:
     as it was measured (0: a quarter of the state's bytes; of each rank's part where several save together).
 
     Of saves in the background: ``host_budget_bytes`` bounds the memory for copies of states (0: half of what is
-    available; a state that needs more is copied in waves, and the loop waits for them). ``max_in_flight``: how many may
+    available; a state that needs more is copied in waves, and the loop waits for them). ``device_budget_bytes``: bytes of
+    each accelerator's memory for a copy of what it has of a state, which is made there in milliseconds (0: half of what
+    is free); where that is not enough, the copy goes to the host. ``max_in_flight``: how many may
     be under way; ``on_busy`` says what another call does: ``"wait"`` until one is durable, ``"skip"`` the save, or
     ``"queue"`` behind the others, as far as ``host_budget_bytes`` has memory for one more copy. ``on_failure``:
     ``"raise"`` at the handle, else at the next call on the store, else as the exit status of the process; ``"retry"``
@@ -63,6 +65,7 @@ class Settings:
     hot_budget_bytes: int = 0
     grace_seconds: float = 25.0
     host_budget_bytes: int = 0
+    device_budget_bytes: int = 0
     max_in_flight: int = 1
     on_busy: Literal["wait", "skip", "queue"] = "wait"
     on_failure: Literal["raise", "retry", "warn"] = "raise"
@@ -90,6 +93,10 @@ class Settings:
             raise ValueError(f"max_in_flight is {self.max_in_flight}; it must be at least 1")
         if self.host_budget_bytes != 0 and self.host_budget_bytes < 64 * _MIB:
             raise ValueError(f"host_budget_bytes is {self.host_budget_bytes}; use 0 or at least {64 * _MIB}")
+        if self.device_budget_bytes < 0:
+            raise ValueError(
+                f"device_budget_bytes is {self.device_budget_bytes}; use 0 for half of what is free, or more"
+            )
         size = self.page_bytes
         if size & (size - 1) or not 4096 <= size <= 16 * _MIB:
             raise ValueError(f"page_bytes is {size}; use a power of two from 4096 to {16 * _MIB}")

@@ -1,5 +1,6 @@
 #include "tierload/accelerator.h"
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -29,6 +30,20 @@ Found& found(uint8_t number) {
   return one;
 }
 
+class AllOf : public Moment {
+ public:
+  explicit AllOf(std::vector<std::shared_ptr<Moment>> moments) : moments_(std::move(moments)) {}
+  bool passed() override {
+    return std::ranges::all_of(moments_, [](const auto& moment) { return moment->passed(); });
+  }
+  void wait() override {
+    for (const auto& moment : moments_) moment->wait();
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Moment>> moments_;
+};
+
 }  // namespace
 
 Accelerator* find_accelerator(uint8_t number) {
@@ -48,6 +63,34 @@ Accelerator& accelerator(uint8_t number) {
     throw AcceleratorError("accelerator " + std::to_string(number) + ": " + accelerator_refusal(number));
   }
   return *known;
+}
+
+Moments moments_of(std::span<const DeviceStream> streams) {
+  Moments moments;
+  for (const DeviceStream& one : streams) {
+    moments[one.device] = accelerator(one.device).lane_of(one.stream)->moment();
+  }
+  return moments;
+}
+
+Lane& Lanes::of(uint8_t device) {
+  std::unique_ptr<Lane>& lane = lanes_[device];
+  if (!lane) {
+    lane = accelerator(device).lane();
+    const auto moment = after_.find(device);
+    if (moment != after_.end()) lane->after(moment->second);
+  }
+  return *lane;
+}
+
+std::shared_ptr<Moment> Lanes::moment() {
+  std::vector<std::shared_ptr<Moment>> moments;
+  for (const auto& [device, lane] : lanes_) moments.push_back(lane->moment());
+  return std::make_shared<AllOf>(std::move(moments));
+}
+
+void Lanes::wait() {
+  for (const auto& [device, lane] : lanes_) lane->wait();
 }
 
 }  // namespace tierload

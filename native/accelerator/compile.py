@@ -1,4 +1,4 @@
-"""Compiles kernels.cu into PTX that every driver from CUDA 12.0 on translates, and writes it as a C++ literal.
+"""Compiles each kernel into PTX that every driver from CUDA 12.0 on translates, and writes it as a C++ literal.
 
 `python native/accelerator/compile.py LIBNVRTC` with the path of libnvrtc.so.12 of CUDA 12.0; `make kernels` fetches it.
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++17")  # Volta: the oldest that torch runs on
+OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++17", b"--include-path=" + str(FOLDER).encode())  # from Volta on
 
 
 def compile_kernels(library: str, source: bytes) -> str:
@@ -21,7 +21,7 @@ def compile_kernels(library: str, source: bytes) -> str:
     """
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
-    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None)
+    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
     if made != 0:
         raise RuntimeError(f"nvrtcCreateProgram: {made}")
     failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), (ctypes.c_char_p * len(OPTIONS))(*OPTIONS))
@@ -39,11 +39,10 @@ def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
 
 
 if __name__ == "__main__":
-    ptx = compile_kernels(sys.argv[1], (FOLDER / "kernels.cu").read_bytes())
-    lines = [
-        line.rstrip()
-        for line in ptx.splitlines()
-        if line.strip() and not line.startswith("//") and "target6detail" not in line
-    ]
-    text = "\n".join(lines)
-    (FOLDER / "kernels.ptx.inc").write_text(f'// Written by native/accelerator/compile.py.\nR"ptx(\n{text}\n)ptx"\n')
+    for source in FOLDER.glob("*.cu"):
+        ptx = compile_kernels(sys.argv[1], source.read_bytes())
+        said = (line.rstrip() for line in ptx.splitlines() if line.strip() and not line.startswith("//"))
+        text = "\n".join(line for line in said if "target6detail" not in line)  # of a header of the compiler's
+        source.with_suffix(".ptx.inc").write_text(
+            f'// Written by native/accelerator/compile.py.\nR"ptx(\n{text}\n)ptx"\n'
+        )

@@ -14,8 +14,11 @@
 namespace tierload::cuda {
 namespace {
 
-constexpr char kernels[] =
-#include "accelerator/kernels.ptx.inc"
+constexpr char copy_image[] =
+#include "accelerator/copy.ptx.inc"
+    ;
+constexpr char digest_image[] =
+#include "accelerator/digest.ptx.inc"
     ;
 constexpr unsigned digest_threads = 256;  // eight for each of the leaves of a tile
 constexpr unsigned copy_threads = 512;
@@ -141,15 +144,8 @@ class Cuda : public Accelerator {
     tables_.push_back(std::move(table));
   }
 
-  // Translated by the driver when they are first needed.
-  Function digest_kernel() {
-    std::call_once(loaded_, [this] { load(); });
-    return digest_;
-  }
-  Function copy_kernel() {
-    std::call_once(loaded_, [this] { load(); });
-    return copy_;
-  }
+  Function digest_kernel() { return digest_.of(*this, digest_image, "tierload_digest"); }
+  Function copy_kernel() { return copy_.of(*this, copy_image, "tierload_copy"); }
 
   const Driver& driver;
   Context context = nullptr;
@@ -163,19 +159,28 @@ class Cuda : public Accelerator {
     driver.check(driver.host_alloc(&at, bytes, host_portable), "cuMemHostAlloc");
     return static_cast<std::byte*>(at);
   }
-  void load() {
-    const Current current(driver, context);
-    Module module;
-    driver.check(driver.module_load(&module, kernels), "cuModuleLoadData");
-    driver.check(driver.module_function(&digest_, module, "tierload_digest"), "cuModuleGetFunction");
-    driver.check(driver.module_function(&copy_, module, "tierload_copy"), "cuModuleGetFunction");
-  }
+  // Translated by the driver when it is first needed, which takes a tenth of a second for the larger one.
+  class Kernel {
+   public:
+    Function of(Cuda& cuda, const char* image, const char* name) {
+      std::call_once(loaded_, [&] {
+        const Current current(cuda.driver, cuda.context);
+        Module module;
+        cuda.driver.check(cuda.driver.module_load(&module, image), "cuModuleLoadData");
+        cuda.driver.check(cuda.driver.module_function(&function_, module, name), "cuModuleGetFunction");
+      });
+      return function_;
+    }
+
+   private:
+    std::once_flag loaded_;
+    Function function_ = nullptr;
+  };
 
   std::string name_;
   PinnedPool pool_{[this](uint64_t bytes) { return allocate(bytes); }, [this](std::byte* at) { driver.host_free(at); }};
-  std::once_flag loaded_;
-  Function digest_ = nullptr;
-  Function copy_ = nullptr;
+  Kernel digest_;
+  Kernel copy_;
   std::mutex mutex_;
   std::deque<Table> tables_;
 };

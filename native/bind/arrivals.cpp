@@ -22,11 +22,11 @@ struct ArrivingPages {
 
 void begin(ArrivingPages* self, const nb::list& manifests, const Array<uint32_t>& manifest_of_part,
            const Array<uint32_t>& pages, const Array<uint32_t>& offsets, const Array<uint64_t>& pointers,
-           const Array<uint64_t>& lengths, const Array<uint32_t>& units, const Array<uint32_t>& ranks,
-           unsigned threads) {
+           const Array<uint64_t>& lengths, const Array<uint32_t>& units, const Array<uint32_t>& ranks, unsigned threads,
+           const std::optional<Array<uint8_t>>& devices, const StreamPairs& streams) {
   const size_t count = pages.size();
   if (manifest_of_part.size() != count || offsets.size() != count || pointers.size() != count ||
-      lengths.size() != count || units.size() != count) {
+      lengths.size() != count || units.size() != count || (devices && devices->size() != count)) {
     throw UsageError("the arrays of parts differ in length");
   }
   std::shared_ptr<Storage> storage;
@@ -45,14 +45,17 @@ void begin(ArrivingPages* self, const nb::list& manifests, const Array<uint32_t>
   for (const size_t i : by_page) {
     if (manifest_of_part.data()[i] >= sources.size()) throw UsageError("a part is of no manifest");
     ArrivingParts& source = sources[manifest_of_part.data()[i]];
-    source.parts.push_back(
-        {pages.data()[i], offsets.data()[i], {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]}});
+    source.parts.push_back({pages.data()[i],
+                            offsets.data()[i],
+                            {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]},
+                            devices ? devices->data()[i] : uint8_t{0}});
     source.units.push_back(units.data()[i]);
   }
   const auto numbers = span_of(ranks);
-  new (self) ArrivingPages{std::move(kept),
-                           std::make_unique<Arrivals>(std::move(storage), std::move(sources),
-                                                      std::vector<uint32_t>(numbers.begin(), numbers.end()), threads)};
+  new (self)
+      ArrivingPages{std::move(kept), std::make_unique<Arrivals>(std::move(storage), std::move(sources),
+                                                                std::vector<uint32_t>(numbers.begin(), numbers.end()),
+                                                                threads, moments_now(streams))};
 }
 
 template <typename Call>
@@ -80,7 +83,8 @@ void bind_arrivals(nb::module_& module) {
   nb::class_<ArrivingPages>(module, "Arrivals",
                             "Units of bytes that arrive in the background, by urgency; see tierload/arrivals.h.")
       .def("__init__", &begin, nb::arg("manifests"), nb::arg("manifest_of_part"), nb::arg("pages"), nb::arg("offsets"),
-           nb::arg("pointers"), nb::arg("lengths"), nb::arg("units"), nb::arg("ranks"), nb::arg("threads"))
+           nb::arg("pointers"), nb::arg("lengths"), nb::arg("units"), nb::arg("ranks"), nb::arg("threads"),
+           nb::arg("devices").none() = nb::none(), nb::arg("streams") = StreamPairs())
       .def(
           "work", [](ArrivingPages& self) { without_gil([&] { self.arrivals->work(); }); },
           "Works until everything has arrived; threads call it, as many as were announced.")

@@ -4,11 +4,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tierload/catalog.h"
 #include "tierload/engine.h"
@@ -45,6 +49,15 @@ struct ManifestView {
   std::shared_ptr<Storage> storage;
   std::unique_ptr<Manifest> manifest;
 };
+
+// Pairs of an accelerator's number and a stream's handle.
+using StreamPairs = std::vector<std::pair<uint8_t, uint64_t>>;
+
+inline Moments moments_now(const StreamPairs& pairs) {
+  std::vector<DeviceStream> streams;
+  for (const auto& [device, stream] : pairs) streams.push_back({device, stream});
+  return moments_of(streams);
+}
 
 void bind_accelerators(nb::module_& module);
 void bind_errors();

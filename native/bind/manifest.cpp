@@ -12,17 +12,24 @@ ByteArray view(nb::handle owner, Bytes bytes) { return ByteArray(bytes.data(), {
 
 void read(ManifestView& self, const Array<uint32_t>& pages, const Array<uint32_t>& offsets,
           const Array<uint64_t>& pointers, const Array<uint64_t>& lengths, unsigned threads,
-          nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> touched, Progress* progress) {
-  if (offsets.size() != pages.size() || pointers.size() != pages.size() || lengths.size() != pages.size()) {
+          nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> touched, Progress* progress,
+          const std::optional<Array<uint8_t>>& devices, const StreamPairs& streams,
+          const std::optional<Array<uint8_t>>& landed) {
+  if (offsets.size() != pages.size() || pointers.size() != pages.size() || lengths.size() != pages.size() ||
+      (devices && devices->size() != pages.size())) {
     throw UsageError("the arrays of parts differ in length");
   }
   std::vector<PagePart> parts(pages.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    parts[i] = {
-        pages.data()[i], offsets.data()[i], {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]}};
+    parts[i] = {pages.data()[i],
+                offsets.data()[i],
+                {reinterpret_cast<std::byte*>(pointers.data()[i]), lengths.data()[i]},
+                devices ? devices->data()[i] : uint8_t{0}};
   }
+  const std::span<const uint8_t> there = landed ? span_of(*landed) : std::span<const uint8_t>();
   const nb::gil_scoped_release release;
-  read_pages(*self.storage, *self.manifest, parts, threads, std::span(touched.data(), touched.size()), progress);
+  read_pages(*self.storage, *self.manifest, parts, threads, std::span(touched.data(), touched.size()), progress,
+             moments_now(streams), there);
 }
 
 void copy(const Array<uint64_t>& sources, const Array<uint64_t>& targets, const Array<uint64_t>& lengths,
@@ -84,7 +91,8 @@ void bind_manifest(nb::module_& module) {
           "key_of_page", [](nb::handle self, uint64_t page) { return to_bytes(manifest_of(self).key_of_page(page)); },
           "The key, as UTF-8, of the first chunk that a page belongs to.")
       .def("read", &read, nb::arg("pages"), nb::arg("offsets"), nb::arg("pointers"), nb::arg("lengths"),
-           nb::arg("threads"), nb::arg("touched"), nb::arg("progress").none(),
+           nb::arg("threads"), nb::arg("touched"), nb::arg("progress").none(), nb::arg("devices").none() = nb::none(),
+           nb::arg("streams") = StreamPairs(), nb::arg("landed").none() = nb::none(),
            "Reads and verifies parts of pages into memory; see read_pages in tierload/engine.h.")
       .def("check", &check, nb::arg("pages"), nb::arg("threads"), nb::arg("progress").none(),
            nb::sig("def check(self, pages: numpy.typing.ArrayLike, threads: int, progress: Progress | None) -> "

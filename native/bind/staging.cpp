@@ -1,8 +1,12 @@
 #include "bind/staging.h"
 
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 
 #include <chrono>
+#include <tuple>
+
+#include "tierload/clone.h"
 
 namespace tierload {
 namespace {
@@ -51,11 +55,11 @@ std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<u
                                   const Array<int64_t>& views, const Array<uint32_t>& parts_of_page,
                                   const Array<uint8_t>& item_sizes, const Array<uint8_t>& floating,
                                   const Array<uint8_t>& packed, const std::optional<Array<uint32_t>>& order,
-                                  uint32_t hot) {
+                                  uint32_t hot, const std::optional<Array<uint8_t>>& devices) {
   const size_t pages = parts_of_page.size();
   if (lengths.size() != pointers.size() || part_views.size() != pointers.size() ||
-      part_offsets.size() != pointers.size() || item_sizes.size() != pages || floating.size() != pages ||
-      packed.size() != pages) {
+      part_offsets.size() != pointers.size() || (devices && devices->size() != pointers.size()) ||
+      item_sizes.size() != pages || floating.size() != pages || packed.size() != pages) {
     throw UsageError("the arrays of pages differ in length");
   }
   auto set = std::make_shared<PageSet>();
@@ -63,9 +67,11 @@ std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<u
   set->parts.resize(pointers.size());
   for (size_t i = 0; i < set->parts.size(); ++i) {
     SourcePart& part = set->parts[i];
-    part = {reinterpret_cast<const std::byte*>(pointers.data()[i]), lengths.data()[i], nullptr, 0};
+    part = {reinterpret_cast<const std::byte*>(pointers.data()[i]), lengths.data()[i], nullptr, 0,
+            devices ? devices->data()[i] : uint8_t{0}};
     const uint32_t view = part_views.data()[i];
     if (view == 0) continue;
+    if (part.device != 0) throw UsageError("what an accelerator has lies together");
     if (view > set->views.size()) throw UsageError("a part names a view that there is not");
     part.view = &set->views[view - 1];
     part.from = part_offsets.data()[i];
@@ -85,6 +91,12 @@ std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<u
   return set;
 }
 
+// Without a number there is no end.
+std::chrono::nanoseconds of_seconds(std::optional<double> seconds) {
+  using Nanoseconds = std::chrono::nanoseconds;
+  return seconds ? std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(*seconds)) : Nanoseconds(-1);
+}
+
 }  // namespace
 
 void bind_staging(nb::module_& module) {
@@ -92,8 +104,40 @@ void bind_staging(nb::module_& module) {
       .def_static("of", &page_set, nb::arg("pointers"), nb::arg("lengths"), nb::arg("part_views"),
                   nb::arg("part_offsets"), nb::arg("views"), nb::arg("parts_of_page"), nb::arg("item_sizes"),
                   nb::arg("floating"), nb::arg("packed"), nb::arg("order") = nb::none(), nb::arg("hot") = 0,
+                  nb::arg("devices").none() = nb::none(),
                   "`order`: which page is placed first, and so on; the first `hot` of them are hot.")
-      .def_prop_ro("staging_bytes", &Staging::bytes_of, "What an arena needs to hold all of them.");
+      .def_prop_ro(
+          "staging_bytes", [](const PageSet& self) { return Staging::bytes_of(self); },
+          "What an arena needs to hold all of them.")
+      .def_prop_ro(
+          "host_bytes", [](const PageSet& self) { return Staging::bytes_of(self, true); },
+          "The same for those of which no accelerator has a byte.")
+      .def_prop_ro(
+          "clone_bytes",
+          [](const PageSet& self) {
+            std::vector<std::pair<uint8_t, uint64_t>> needed;
+            for (const CloneRoom& room : Clone::room_of(self)) needed.emplace_back(room.device, room.bytes);
+            return needed;
+          },
+          "What a clone needs of each accelerator, by its number.");
+
+  nb::class_<Clone>(module, "Clone", "A copy of pages where they are, in accelerators' memory; see tierload/clone.h.")
+      .def(
+          "__init__",
+          [](Clone* self, std::shared_ptr<PageSet> pages,
+             const std::vector<std::tuple<uint8_t, uint64_t, uint64_t, uint64_t>>& rooms) {
+            std::vector<CloneRoom> given;
+            for (const auto& [device, at, bytes, stream] : rooms) given.push_back({device, at, bytes, stream});
+            new (self) Clone(std::move(pages), given);
+          },
+          nb::arg("pages"), nb::arg("rooms"), "`rooms`: number, address, bytes and stream, of each accelerator.")
+      .def(
+          "wait_done",
+          [](Clone& self, std::optional<double> seconds) {
+            const nb::gil_scoped_release release;
+            return self.wait_done(of_seconds(seconds));
+          },
+          nb::arg("seconds").none(), "Whether it is made.");
 
   nb::class_<Arena>(module, "Arena", nb::is_weak_referenceable(),
                     "Memory that states are copied into; see tierload/staging.h.")
@@ -105,12 +149,14 @@ void bind_staging(nb::module_& module) {
   nb::class_<Staging>(module, "Staging", "A copy of pages as they were at one moment; see tierload/staging.h.")
       .def(
           "__init__",
-          [](Staging* self, std::shared_ptr<PageSet> pages, const Array<uint8_t>& late, std::shared_ptr<Arena> arena) {
+          [](Staging* self, std::shared_ptr<PageSet> pages, const Array<uint8_t>& late, std::shared_ptr<Arena> arena,
+             std::shared_ptr<Clone> clone, const StreamPairs& streams) {
             if (late.size() != pages->sources.size()) throw UsageError("`late` has to say something of each page");
             const std::vector<uint8_t> placed = in_order(*pages, span_of(late));
-            new (self) Staging(std::move(pages), placed, std::move(arena));
+            new (self) Staging(std::move(pages), placed, std::move(arena), std::move(clone), moments_now(streams));
           },
-          nb::arg("pages"), nb::arg("late"), nb::arg("arena"))
+          nb::arg("pages"), nb::arg("late"), nb::arg("arena"), nb::arg("clone").none() = nb::none(),
+          nb::arg("streams") = StreamPairs())
       .def("copy_now", &Staging::copy_now, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>())
       .def("start", &Staging::start)
       .def("help", &Staging::help, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>())
@@ -118,10 +164,7 @@ void bind_staging(nb::module_& module) {
           "wait_done",
           [](Staging& self, std::optional<double> seconds) {
             const nb::gil_scoped_release release;
-            using Nanoseconds = std::chrono::nanoseconds;
-            return self.wait_done(seconds
-                                      ? std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(*seconds))
-                                      : Nanoseconds(-1));
+            return self.wait_done(of_seconds(seconds));
           },
           nb::arg("seconds").none(), "Whether nobody reads from the state any more.")
       .def("abandon", &Staging::abandon, nb::call_guard<nb::gil_scoped_release>())

@@ -13,8 +13,11 @@ constexpr uint64_t call_bytes = 1u << 20;  // less than a load reads at once: wh
 }  // namespace
 
 Arrivals::Arrivals(std::shared_ptr<Storage> storage, std::vector<ArrivingParts> sources, std::vector<uint32_t> ranks,
-                   unsigned threads)
-    : storage_(std::move(storage)), threads_(std::max(threads, 1u)), sources_(std::move(sources)) {
+                   unsigned threads, Moments moments)
+    : storage_(std::move(storage)),
+      threads_(std::max(threads, 1u)),
+      moments_(std::move(moments)),
+      sources_(std::move(sources)) {
   for (const ArrivingParts& source : sources_) {
     if (source.units.size() != source.parts.size()) throw UsageError("each part needs a unit");
     for (const uint32_t unit : source.units) {
@@ -70,9 +73,11 @@ void Arrivals::work() {
   try {
     std::call_once(begun_,
                    [this] { fetch_ = storage_->fetch(files_, reader_->ranges(wants_, groups_), threads_, this); });
-    PageScratch scratch;
+    PageScratch scratch(moments_);
+    const PageParts::Need need = reader_->need(wants_, groups_);
     while (!stopped_) {
-      const auto arrival = fetch_->next();
+      const MutableBytes room = need.device ? scratch.landing.read.take(need.device, need.bytes) : MutableBytes();
+      const auto arrival = fetch_->next(room);
       if (!arrival) return;
       const Taken taken{*fetch_, *arrival};
       use(*arrival, scratch);
@@ -113,6 +118,7 @@ void Arrivals::use(const Fetch::Arrival& arrival, PageScratch& scratch) {
       if (!problem.empty()) throw CorruptError(problem);
       if (at + want.row->stored_length > arrival.bytes.size()) throw CorruptError("the segment ends inside the page");
       reader_->finish(want, arrival.bytes.subspan(at, want.row->stored_length), scratch, touched_);
+      scratch.landing.settle();  // what has arrived is there, for every stream: nobody has to wait for a copy
     } catch (const CorruptError& error) {
       problem = error.what();
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/page_bytes.h"
 #include "tierload/digest.h"
 #include "tierload/engine.h"
 
@@ -31,17 +32,27 @@ std::vector<size_t> sample_pages(std::span<const PageSource> sources, size_t mos
   return samples;
 }
 
-// The bytes of a sampled page, once they are there.
-Bytes bytes_of(const PageSource& source, size_t page, PageGate* gate) {
-  if (gate != nullptr) gate->wait(page);
-  return {source.parts[0].base, source.parts[0].length};
-}
+// The bytes of sampled pages, once they are there, one at a time.
+class Sampled {
+ public:
+  explicit Sampled(PageGate* gate) : gate_(gate) {}
+  Bytes of(const PageSource& source, size_t page) {
+    if (gate_ != nullptr) gate_->wait(page);
+    return bytes_.of(source, lanes_);
+  }
+
+ private:
+  PageGate* const gate_;
+  PageBytes bytes_;
+  Lanes lanes_;
+};
 
 }  // namespace
 
 Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
                                double device_rate, size_t most_samples) {
   const std::vector<size_t> samples = sample_pages(sources, most_samples, false);
+  Sampled sampled(gate);
   CodecScratch scratch;
   double encoding = 0;
   double hashing = 0;
@@ -49,11 +60,11 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
   uint64_t stored = 0;
   if (!samples.empty()) {  // the first one finds no memory to work in yet, and does not count
     const PageSource& page = sources[samples[0]];
-    encode_page(bytes_of(page, samples[0], gate), page.item_size, page.floating, Compression::fast, scratch);
+    encode_page(sampled.of(page, samples[0]), page.item_size, page.floating, Compression::fast, scratch);
   }
   for (const size_t number : samples) {
     const PageSource& page = sources[number];
-    const Bytes bytes = bytes_of(page, number, gate);
+    const Bytes bytes = sampled.of(page, number);
     double start = seconds_of_work();
     tree_digest(bytes, page_leaf);
     hashing += seconds_of_work() - start;
@@ -75,6 +86,7 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
 
 bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsigned threads, double read_rate,
                       size_t most_samples) {
+  Sampled sampled(gate);
   CodecScratch encoder;
   CodecScratch decoder;
   std::vector<std::byte> decoded;
@@ -84,7 +96,7 @@ bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsig
   uint64_t stored = 0;
   for (const size_t number : sample_pages(sources, most_samples, true)) {
     const PageSource& page = sources[number];
-    const Bytes bytes = bytes_of(page, number, gate);
+    const Bytes bytes = sampled.of(page, number);
     const Encoded encoded = encode_page(bytes, page.item_size, page.floating, Compression::fast, encoder);
     if (encoded.codec == Codec::raw) continue;  // it is raw in any case
     decoded.resize(bytes.size());

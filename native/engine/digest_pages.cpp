@@ -3,18 +3,20 @@
 #include <atomic>
 #include <future>
 
-#include "engine/gather.h"
+#include "engine/page_bytes.h"
 #include "tierload/engine.h"
 
 namespace tierload {
 
 std::vector<Digest> digest_pages(std::span<const PageSource> sources, unsigned threads) {
   std::vector<Digest> digests(sources.size());
+  const std::vector<std::optional<Digest>> there = device_digests(sources);
   std::atomic<size_t> next{0};
   const auto work = [&] {
-    std::vector<std::byte> gathered;
+    PageBytes bytes;
+    Lanes lanes;
     for (size_t page = next++; page < sources.size(); page = next++) {
-      digests[page] = tree_digest(raw_bytes(sources[page], gathered), page_leaf);
+      digests[page] = there[page] ? *there[page] : tree_digest(bytes.of(sources[page], lanes), page_leaf);
     }
   };
   const size_t helpers = std::min<size_t>(threads, sources.size());

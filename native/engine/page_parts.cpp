@@ -19,6 +19,13 @@ bool PageParts::straight(const Want& want) const {
          parts_[want.first_part].into.size() == want.row->raw_length;
 }
 
+uint8_t PageParts::device(const Want& want) const {
+  for (uint32_t i = want.first_part; i < want.first_part + want.parts; ++i) {
+    if (parts_[i].device != 0) return parts_[i].device;
+  }
+  return 0;
+}
+
 uint64_t PageParts::extent(const PageRow& row) const {
   return padding_ ? round_up(row.stored_length, sector) : row.stored_length;
 }
@@ -59,7 +66,7 @@ std::vector<Fetch::Range> PageParts::ranges(std::span<const Want> wants, std::sp
   for (const Group& group : groups) {
     const Want& first = wants[group.first];
     Fetch::Range range{first.file, group.offset, group.length, nullptr};
-    if (straight(first)) range.into = parts_[first.first_part].into.data();
+    if (straight(first) && device(first) == 0) range.into = parts_[first.first_part].into.data();
     out.push_back(range);
   }
   return out;
@@ -68,7 +75,9 @@ std::vector<Fetch::Range> PageParts::ranges(std::span<const Want> wants, std::sp
 void PageParts::finish(const Want& want, Bytes extent, PageScratch& scratch, std::span<uint8_t> touched) const {
   const PageRow& row = *want.row;
   const Bytes stored = extent.first(row.stored_length);
-  if (tree_digest(stored, page_leaf) != row.stored_digest) {
+  const uint8_t there = device(want);
+  const bool left_to_it = verified_there_ && there != 0 && straight(want);
+  if (!left_to_it && tree_digest(stored, page_leaf) != row.stored_digest) {
     throw CorruptError("the stored bytes do not match their digest");
   }
   for (const std::byte padding : extent.subspan(row.stored_length)) {
@@ -77,11 +86,13 @@ void PageParts::finish(const Want& want, Bytes extent, PageScratch& scratch, std
   const Codec codec = static_cast<Codec>(row.codec);
   Bytes page = stored;
   if (codec != Codec::raw) {
-    const bool whole = want.parts == 1 && parts_[want.first_part].into.size() == row.raw_length;
+    const bool whole = want.parts == 1 && there == 0 && parts_[want.first_part].into.size() == row.raw_length;
     MutableBytes into;
     if (whole) {
       touched[want.first_part] = 1;
       into = parts_[want.first_part].into;
+    } else if (there != 0) {
+      into = scratch.landing.decoded.take(there, row.raw_length).first(row.raw_length);
     } else {
       if (scratch.raw.size() < row.raw_length) scratch.raw.resize(row.raw_length);
       into = MutableBytes(scratch.raw).first(row.raw_length);
@@ -95,12 +106,30 @@ void PageParts::finish(const Want& want, Bytes extent, PageScratch& scratch, std
   } else if (row.raw_digest != row.stored_digest) {
     throw CorruptError("the two digests of a raw page differ");
   }
-  if (straight(want)) return;
+  if (straight(want) && there == 0) return;
   for (uint32_t i = want.first_part; i < want.first_part + want.parts; ++i) {
     const PagePart& part = parts_[i];
+    const Bytes from = page.subspan(part.page_offset, part.into.size());
     touched[i] = 1;
-    std::memcpy(part.into.data(), page.data() + part.page_offset, part.into.size());
+    if (part.device != 0) {
+      scratch.landing.put(part, from);
+    } else {
+      std::memcpy(part.into.data(), from.data(), from.size());
+    }
   }
+  if (there != 0 && codec != Codec::raw) scratch.landing.decoded.used(scratch.landing.moment());
+}
+
+PageParts::Need PageParts::need(std::span<const Want> wants, std::span<const Group> groups) const {
+  Need need;
+  for (const Group& group : groups) {
+    uint8_t there = 0;
+    for (size_t i = group.first; i < group.end && there == 0; ++i) there = device(wants[i]);
+    if (there == 0) continue;
+    need.device = there;
+    need.bytes = std::max(need.bytes, group.length);
+  }
+  return need;
 }
 
 std::vector<Want> wants_of(std::span<const PagePart> parts, std::span<const PageRow> rows) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "codec/scratch.h"
+#include "engine/landing.h"
 #include "tierload/engine.h"
 
 namespace tierload {
@@ -29,31 +30,45 @@ struct Group {
 };
 
 struct PageScratch {
+  explicit PageScratch(const Moments& after = {}) : landing(after) {}
   CodecScratch codec;
   std::vector<std::byte> raw;
+  Landing landing;
 };
 
 class PageParts {
  public:
+  static constexpr uint64_t usual_call_bytes = 4u << 20;
   // Pages to be verified to the last byte of their padding are read with it. One call reads at most `call_bytes`, or a
-  // page.
-  PageParts(std::span<const PagePart> parts, bool padding, uint64_t call_bytes = 4u << 20)
-      : parts_(parts), padding_(padding), call_bytes_(call_bytes) {}
+  // page. Raw pages that go to an accelerator whole are left to it to verify where `verified_there`.
+  PageParts(std::span<const PagePart> parts, bool padding, uint64_t call_bytes = usual_call_bytes,
+            bool verified_there = false)
+      : parts_(parts), padding_(padding), call_bytes_(call_bytes), verified_there_(verified_there) {}
 
   // Sorts wants by file and offset, and groups those that lie close together and are wanted at about the same time.
   std::vector<Group> group(std::vector<Want>& wants) const;
   std::vector<Fetch::Range> ranges(std::span<const Want> wants, std::span<const Group> groups) const;
   // A raw page that goes whole to one place is read straight into it, so it is a group of its own.
   bool straight(const Want& want) const;
+  // The accelerator that a page has parts for; 0: none.
+  uint8_t device(const Want& want) const;
+  // What a thread needs for calls whose bytes accelerators copy from: which of them, and how much at a time.
+  struct Need {
+    uint8_t device = 0;  // 0: nothing is for one
+    uint64_t bytes = 0;
+  };
+  Need need(std::span<const Want> wants, std::span<const Group> groups) const;
   uint64_t extent(const PageRow& row) const;
   // Verifies a page, decodes it and hands out its parts. `touched`, a byte for each of all parts, is set for those
-  // whose memory may have been written. Throws CorruptError.
+  // whose memory may have been written. What accelerators get is there when `scratch.landing` has settled; until then,
+  // or until its room is taken again, `extent` stays. Throws CorruptError.
   void finish(const Want& want, Bytes extent, PageScratch& scratch, std::span<uint8_t> touched) const;
 
  private:
   std::span<const PagePart> parts_;
   bool padding_;
   uint64_t call_bytes_;
+  bool verified_there_;
 };
 
 // The parts of every page that is wanted: `parts` are sorted by page. Throws UsageError.

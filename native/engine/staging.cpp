@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "engine/gather.h"
+#include "engine/page_bytes.h"
 #include "engine/priority.h"
 #include "engine/stream.h"
 #include "tierload/bytes.h"
+#include "tierload/clone.h"
 #include "tierload/error.h"
 
 namespace tierload {
@@ -24,24 +26,50 @@ uint64_t bytes_of_page(const PageSource& source) {
 
 uint64_t room_of(const PageSource& source) { return round_up(bytes_of_page(source), place_alignment); }
 
+bool on_device(const PageSource& source) {
+  return std::ranges::any_of(source.parts, [](const SourcePart& part) { return part.device != 0; });
+}
+
+// What accelerators have comes through pinned memory, which the arena is not.
+void copy_page(const PageSource& source, MutableBytes into, PageBytes& bytes, Lanes& lanes) {
+  if (on_device(source)) {
+    stream_copy(into.data(), bytes.of(source, lanes).data(), into.size());
+    return;
+  }
+  for (const SourcePart& part : source.parts) {
+    if (part.view) {
+      gather(*part.view, part.base, part.from, into.first(part.length));
+    } else {
+      stream_copy(into.data(), part.base, part.length);
+    }
+    into = into.subspan(part.length);
+  }
+}
+
 }  // namespace
 
-uint64_t Staging::bytes_of(const PageSet& pages) {
+uint64_t Staging::bytes_of(const PageSet& pages, bool cloned) {
   uint64_t total = 0;
-  for (const PageSource& source : pages.sources) total += room_of(source);
+  for (const PageSource& source : pages.sources) total += cloned && on_device(source) ? 0 : room_of(source);
   return total;
 }
 
-Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> late, std::shared_ptr<Arena> arena)
-    : from_(std::move(from)), arena_(std::move(arena)), ready_(from_->sources.size()), owner_(::getpid()) {
+Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> late, std::shared_ptr<Arena> arena,
+                 std::shared_ptr<Clone> clone, Moments moments)
+    : from_(std::move(from)),
+      arena_(std::move(arena)),
+      clone_(std::move(clone)),
+      moments_(std::move(moments)),
+      ready_(from_->sources.size()),
+      owner_(::getpid()) {
   const std::vector<PageSource>& pages = from_->sources;
   if (late.size() != pages.size()) throw UsageError("`late` has to say something of each page");
   const uint64_t room = arena_->memory().size();
-  whole_ = bytes_of(*from_) <= room;
+  whole_ = bytes_of(*from_, clone_ != nullptr) <= room;
   after_.resize(pages.size());
   parts_.resize(pages.size());
   uint64_t fixed = 0;  // for pages that are copied now: the caller must not wait until those before them are written
-  for (size_t page = 0; page < pages.size(); ++page) fixed += late[page] ? 0 : room_of(pages[page]);
+  for (size_t page = 0; page < pages.size(); ++page) fixed += late[page] || cloned(page) ? 0 : room_of(pages[page]);
   const bool apart = whole_ || fixed <= room / 2;
   if (!apart) fixed = 0;
   uint64_t at_fixed = 0;
@@ -52,6 +80,10 @@ Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> l
   for (size_t page = 0; page < pages.size(); ++page) {
     const uint64_t bytes = room_of(pages[page]);
     raw_bytes_ += bytes_of_page(pages[page]);
+    if (cloned(page)) {
+      copied_bytes_ += bytes_of_page(pages[page]);
+      continue;
+    }
     if (apart && !late[page]) {
       put(page, at_fixed, 0);
       at_fixed += bytes;
@@ -75,14 +107,19 @@ Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> l
     at += bytes;
   }
   for (size_t page = 0; page < pages.size(); ++page) {
+    if (cloned(page)) {
+      sources_.push_back(clone_->sources()[page]);
+      continue;
+    }
     sources_.push_back(pages[page]);
     sources_.back().parts = std::span(&parts_[page], 1);
     order_.push_back(static_cast<uint32_t>(page));
-    if (!late[page]) now_ = page + 1;
+    if (!late[page]) now_ = order_.size();
   }
   if (apart) {
-    std::stable_partition(order_.begin(), order_.end(), [&](uint32_t page) { return late[page] == 0; });
-    now_ = static_cast<size_t>(std::count(late.begin(), late.end(), uint8_t{0}));
+    const auto rest =
+        std::stable_partition(order_.begin(), order_.end(), [&](uint32_t page) { return late[page] == 0; });
+    now_ = static_cast<size_t>(rest - order_.begin());
   }
 }
 
@@ -106,8 +143,10 @@ uint64_t Staging::place(size_t page) const {
   return static_cast<uint64_t>(parts_[page].base - arena_->memory().data());
 }
 
+bool Staging::cloned(size_t page) const { return clone_ && clone_->has(page); }
+
 // Copies one page among the first `end` that nobody has taken yet; false when there is none, or no use in it.
-bool Staging::copy_next(size_t end) {
+bool Staging::copy_next(size_t end, PageBytes& bytes, Lanes& lanes) {
   std::unique_lock guard(mutex_);
   if (next_ >= end || abandoned_) return false;
   const size_t page = order_[next_++];
@@ -115,14 +154,16 @@ bool Staging::copy_next(size_t end) {
   if (abandoned_) return false;
   ++copying_;
   guard.unlock();
-  MutableBytes into = arena_->memory().subspan(place(page), parts_[page].length);
-  for (const SourcePart& part : from_->sources[page].parts) {
-    if (part.view) {
-      gather(*part.view, part.base, part.from, into.first(part.length));
-    } else {
-      stream_copy(into.data(), part.base, part.length);
-    }
-    into = into.subspan(part.length);
+  const MutableBytes into = arena_->memory().subspan(place(page), parts_[page].length);
+  try {
+    copy_page(from_->sources[page], into, bytes, lanes);
+  } catch (const AcceleratorError&) {
+    guard.lock();
+    if (!error_) error_ = std::current_exception();
+    abandoned_ = true;
+    --copying_;
+    changed_.notify_all();
+    return false;
   }
   copied_bytes_ += parts_[page].length;
   guard.lock();
@@ -134,7 +175,9 @@ bool Staging::copy_next(size_t end) {
 }
 
 void Staging::copy_until(size_t end) {
-  while (copy_next(end)) {
+  PageBytes bytes;
+  Lanes lanes(moments_);
+  while (copy_next(end, bytes, lanes)) {
   }
 }
 
@@ -147,6 +190,8 @@ void Staging::with_others(unsigned threads, size_t end) {
   }
   copy_until(end);
   for (std::thread& other : others) other.join();
+  const std::lock_guard guard(mutex_);
+  if (error_) std::rethrow_exception(error_);
 }
 
 void Staging::copy_now(unsigned threads) { with_others(threads, now_); }
@@ -185,10 +230,16 @@ void Staging::abandon() {
 }
 
 void Staging::wait(size_t page) {
+  if (cloned(page)) {
+    clone_->wait_done(std::chrono::nanoseconds(-1));
+    return;
+  }
   if (ready_[page].load(std::memory_order_acquire)) return;
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return ready_[page] || abandoned_; });
-  if (!ready_[page]) throw CancelledError("the state was not copied to its end");
+  if (ready_[page]) return;
+  if (error_) std::rethrow_exception(error_);
+  throw CancelledError("the state was not copied to its end");
 }
 
 void Staging::release(size_t end) {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "engine/dedup.h"
-#include "engine/gather.h"
+#include "engine/page_bytes.h"
 #include "engine/priority.h"
 #include "engine/segment_pace.h"
 #include "tierload/bytes.h"
@@ -57,7 +57,7 @@ struct Parent {
 // A page on its way. The encoded bytes live in the slot until they are written.
 struct Slot {
   CodecScratch scratch;
-  std::vector<std::byte> gathered;
+  PageBytes bytes;
   Bytes raw;
   Encoded encoded;
   PageRow row;
@@ -86,9 +86,11 @@ class PageWriter {
   }
 
   WriteResult run() {
+    digest_there();
     if (options_.threads == 0 || bytes_left_ < little_bytes) {
+      Lanes lanes;
       for (size_t page = 0; page < sources_.size(); ++page) {
-        prepare(page, slot(page));
+        prepare(page, slot(page), lanes);
         place(page);
         flush();
         done(page, page + 1);
@@ -112,14 +114,24 @@ class PageWriter {
 
   Slot& slot(size_t page) { return slots_[page % slots_.size()]; }
 
+  // What accelerators have is digested there, so that what is known does not leave them.
+  void digest_there() {
+    const auto there = [](const PageSource& source) { return device_of(source) != 0; };
+    if (std::ranges::none_of(sources_, there)) return;
+    for (size_t page = 0; options_.gate && page < sources_.size(); ++page) {
+      if (there(sources_[page])) options_.gate->wait(page);
+    }
+    digests_ = device_digests(sources_);
+  }
+
   // Anything that needs only the page itself: may run on any thread, in any order.
-  void prepare(size_t page, Slot& at) {
+  void prepare(size_t page, Slot& at, Lanes& lanes) {
     const PageSource& source = sources_[page];
-    if (options_.gate) options_.gate->wait(page);
-    at.raw = raw_bytes(source, at.gathered);
+    const bool digested = !digests_.empty() && digests_[page];
+    if (!digested) take(page, at, lanes);
     at.row = {};
-    at.row.raw_digest = tree_digest(at.raw, page_leaf);
-    at.row.raw_length = static_cast<uint32_t>(at.raw.size());
+    at.row.raw_digest = digested ? *digests_[page] : tree_digest(at.raw, page_leaf);
+    at.row.raw_length = static_cast<uint32_t>(digested ? source.parts[0].length : at.raw.size());
     at.row.item_size = source.item_size;
     at.row.flags = source.packed ? page_packed : 0;
     at.known = nullptr;
@@ -131,11 +143,17 @@ class PageWriter {
       at.known = &parent;
       return;
     }
+    if (digested) take(page, at, lanes);
     at.encoded = encode_page(at.raw, source.item_size, source.floating, compression_of(source), at.scratch);
     at.row.codec = static_cast<uint8_t>(at.encoded.codec);
     at.row.stored_length = static_cast<uint32_t>(at.encoded.bytes.size());
     at.row.stored_digest =
         at.encoded.codec == Codec::raw ? at.row.raw_digest : tree_digest(at.encoded.bytes, page_leaf);
+  }
+
+  void take(size_t page, Slot& at, Lanes& lanes) {
+    if (options_.gate) options_.gate->wait(page);
+    at.raw = at.bytes.of(sources_[page], lanes);
   }
 
   Compression compression_of(const PageSource& source) {
@@ -312,6 +330,7 @@ class PageWriter {
   }
 
   void work() {
+    Lanes lanes;
     while (true) {
       size_t page;
       {
@@ -321,7 +340,7 @@ class PageWriter {
         changed_.wait(guard, [&] { return error_ || page >= sources_.size() || page < written_ + slots_.size(); });
         if (error_ || page >= sources_.size()) return;
       }
-      prepare(page, slot(page));
+      prepare(page, slot(page), lanes);
       const std::lock_guard guard(mutex_);
       slot(page).ready = true;
       changed_.notify_all();
@@ -371,6 +390,7 @@ class PageWriter {
   Progress* const progress_;
   std::vector<Parent> parents_;
   PageTable own_table_;
+  std::vector<std::optional<Digest>> digests_;  // of pages that accelerators have; empty: of none
   std::vector<Slot> slots_;
   WriteResult result_;
   bool segment_open_ = false;

@@ -42,7 +42,7 @@ class DirectFetch : public Fetch {
     }
   }
 
-  std::optional<Arrival> next() override {
+  std::optional<Arrival> next(MutableBytes room) override {
     std::unique_lock guard(mutex_);
     std::optional<Arrival> arrival;
     try {
@@ -56,9 +56,10 @@ class DirectFetch : public Fetch {
     guard.unlock();
     if (!arrival) return std::nullopt;
     const Range& range = ranges_[arrival->range];
-    if (range.into != nullptr && !arrival->bytes.empty()) {
-      std::memcpy(range.into, arrival->bytes.data(), arrival->bytes.size());
-      arrival->bytes = {range.into, arrival->bytes.size()};
+    std::byte* const into = range.into != nullptr ? range.into : room.size() >= range.length ? room.data() : nullptr;
+    if (into != nullptr && !arrival->bytes.empty()) {
+      std::memcpy(into, arrival->bytes.data(), arrival->bytes.size());
+      arrival->bytes = {into, arrival->bytes.size()};
     }
     return arrival;
   }

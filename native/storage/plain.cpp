@@ -32,7 +32,7 @@ class PlainFetch : public Fetch {
              FetchOrder* order)
       : storage_(storage), files_(std::move(files)), ranges_(std::move(ranges)), ahead_(threads), order_(order) {}
 
-  std::optional<Arrival> next() override {
+  std::optional<Arrival> next(MutableBytes room) override {
     size_t number = next_++;
     if (number >= ranges_.size()) return std::nullopt;
     if (order_) number = order_->next();
@@ -46,7 +46,9 @@ class PlainFetch : public Fetch {
       file->will_read(ranges_[next].offset, ranges_[next].length);
     }
     MutableBytes into(range.into, range.length);
-    if (range.into == nullptr) into = borrow(range.length, arrival.slot);
+    if (range.into == nullptr) {
+      into = room.size() >= range.length ? room.first(range.length) : borrow(range.length, arrival.slot);
+    }
     try {
       arrival.bytes = into.first(file->read(range.offset, into));
     } catch (const IoError& error) {

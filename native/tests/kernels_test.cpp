@@ -14,6 +14,8 @@
 
 namespace kernels {
 
+#include "accelerator/tile.h"
+
 struct Index {
   unsigned x = 0;
 };
@@ -51,7 +53,8 @@ void __syncthreads() { block->arrive_and_wait(); }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
 #pragma GCC diagnostic ignored "-Wcast-align"
-#include "accelerator/kernels.cu"
+#include "accelerator/copy.cu"
+#include "accelerator/digest.cu"
 #pragma GCC diagnostic pop
 
 void run(void (*kernel)(const Tile*), const std::vector<tierload::Tile>& tiles, unsigned count) {

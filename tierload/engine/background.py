@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tierload import _native
 from tierload.engine import guards, leaving
+from tierload.engine.clones import CloneMemory, Clones
 from tierload.engine.live import Live
 from tierload.engine.memory import Arenas
 from tierload.engine.pending import PendingSave
@@ -66,6 +67,7 @@ class _Job:
     draft: Draft
     settings: Settings
     arena: _native.Arena
+    cloned: CloneMemory
 
 
 class Background:
@@ -80,6 +82,7 @@ class Background:
         self._writer = writer
         self._owner = os.getpid()
         self._arenas = Arenas()
+        self._clones = Clones()
         self._queue: queue.SimpleQueue[PendingSave | BaseException | None] = queue.SimpleQueue()
         self._jobs: dict[PendingSave, _Job] = {}  # whoever takes one out ends it
         self._changed = threading.Condition()
@@ -107,8 +110,11 @@ class Background:
                     self.owe(SaveSkipped(f"{pending.describe()} was skipped"))
                 return pending
             draft = make()
-            arena = self._arenas.take(draft.page_set.staging_bytes, settings.host_budget_bytes)
-            if owes and arena.nbytes < draft.page_set.staging_bytes:
+            # Ranks that save together look at each other's bytes on the host.
+            cloned = None if owes else self._clones.take(draft.page_set, settings.device_budget_bytes)
+            nbytes = draft.page_set.staging_bytes if cloned is None else draft.page_set.host_bytes
+            arena = self._arenas.take(nbytes, settings.host_budget_bytes)
+            if owes and arena.nbytes < nbytes:
                 # What ranks write is decided when all bytes are known: there are no waves.
                 self._arenas.give(arena)
                 owes, arena = False, None
@@ -118,13 +124,14 @@ class Background:
                 draft,
                 arena,
                 guards.guarded_memory(settings.pack_below_bytes),
+                clone=None if cloned is None else self._clones.clone(draft.page_set, cloned),
                 threads=copy_threads(),
                 settled=pending.mark_staged,
             )
             pending.take(snapshot)
             guards.settles_later(pending)
             pending.flight = leaving.begins(pending.describe(), pending.moved, grace_seconds=settings.grace_seconds)
-            self._jobs[pending] = job = _Job(pending, snapshot, draft, settings, arena)
+            self._jobs[pending] = job = _Job(pending, snapshot, draft, settings, arena, cloned or [])
             waves = not snapshot.staging.keeps_all
             if waves:  # the copy goes on only as pages are written
                 self._queue.put(pending)
@@ -144,7 +151,7 @@ class Background:
         if waves:
             _log.warning(
                 "%s waited %.3f s and copies in waves: %s bytes do not fit into host_budget_bytes, %s",
-                *(pending.describe(), pending.waited, draft.page_set.staging_bytes, arena.nbytes),
+                *(pending.describe(), pending.waited, nbytes, arena.nbytes),
             )
         return pending
 
@@ -221,6 +228,7 @@ class Background:
         self._queue.put(None)
         for thread in self._threads:
             thread.join()
+        self._clones.drop()
         self._arenas.drop()  # the store may be kept for long, and its memory is as large as a state
 
     @property
@@ -331,6 +339,7 @@ class Background:
         pending, loud = job.pending, None
         job.snapshot.abandon()
         self._arenas.give(job.arena)
+        self._clones.give(job.cloned)
         cancelled = isinstance(failure, SaveCancelled)
         skipped = isinstance(failure, SaveSkipped)  # by another rank
         if skipped:

@@ -86,6 +86,7 @@ class PendingSave:
         snapshot = self.snapshot
         if snapshot is not None and timeout is None:
             self.settle()
+            snapshot.wait(None)
         elif snapshot is not None:
             snapshot.wait(timeout)
         self._result(self._staged, timeout, "staged")

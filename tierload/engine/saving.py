@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tierload import _native
+from tierload.engine.accelerators import synchronize
 from tierload.engine.devices import Device
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
@@ -36,6 +37,11 @@ class Draft:
     tags: tuple[str, ...]
     heat: HeatTable | None = None
     placement: Placement | None = None
+
+    @property
+    def devices(self) -> list[int]:
+        """The accelerators that have any of it, by their numbers."""
+        return [int(number) for number in np.unique(self.flat.devices) if number]
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +121,8 @@ def save_state(
             manifest = native.manifest(parent) if parent else None
             save = _native.Save(native)
         moved = native.direct_bytes
+        if effort.staging is None:
+            synchronize(draft.devices)
         save.write(
             pages=draft.page_set,
             staging=effort.staging,
@@ -171,6 +179,7 @@ def page_set(plan: PagePlan, placement: Placement | None = None) -> _native.Page
         packed=plan.packed,
         order=placement.order if placement else None,
         hot=placement.hot if placement else 0,
+        devices=plan.devices,
     )
 
 

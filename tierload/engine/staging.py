@@ -1,16 +1,20 @@
-"""A state as it was at one moment: copied into memory of the store's own, in part beside the training loop."""
+"""A state as it was at one moment: copied into memory of the store's own, in part beside the training loop. What
+accelerators have is cloned there, where there is room for it.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from tierload import _native
+from tierload.engine.accelerators import streams
 from tierload.engine.saving import Draft
-from tierload.errors import TornSave
+from tierload.errors import AcceleratorError, TornSave
 
 __all__ = ["Snapshot"]
 
@@ -20,7 +24,8 @@ class Snapshot:
     it calls ``settle`` before.
 
     ``settled`` is called once, by whatever thread sees first that nothing is left to copy. ``error`` is then set when
-    the copy is not of one moment.
+    the copy is not of one moment. A ``clone`` of what accelerators have is in turn with their work: a step that is begun
+    after it does not change it, so nobody waits for it there.
     """
 
     def __init__(
@@ -29,13 +34,17 @@ class Snapshot:
         arena: _native.Arena,
         late: _native.GuardedMemory | None,
         *,
+        clone: _native.Clone | None = None,
         threads: int,
         settled: Callable[[], None],
     ) -> None:
         self._late_chunks = _late_chunks(draft, late)
+        if clone is not None:
+            self._late_chunks &= draft.flat.devices == 0
         mask = _late_pages(draft, self._late_chunks)
-        self.staging = _native.Staging(draft.page_set, mask, arena)
-        self.error: TornSave | None = None
+        self.staging = _native.Staging(draft.page_set, mask, arena, clone, streams(draft.devices))
+        self.error: TornSave | AcceleratorError | None = None
+        self._clone = clone
         self._threads = threads
         self._draft: Draft | None = draft
         self._late = late if mask.any() else None
@@ -46,18 +55,20 @@ class Snapshot:
         """Copies what has to be copied before the call returns, and begins with the rest."""
         self.staging.copy_now(self._threads)
         if self._late is None or self.staging.complete:  # in waves, a page that could be late may come before others
-            self._finish()
+            self._finish_if_cloned()
         else:
             self.staging.start()
 
     def settle(self) -> None:
         """Returns when the state may change; the caller helps to copy what is left."""
         self.staging.help(self._threads)
-        self._finish()
+        self._finish_if_cloned()
 
     def wait(self, timeout: float | None) -> bool:
         """Whether the state may change, after up to ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
         done = self.staging.wait_done(timeout)
+        done = done and self._cloned(None if end is None else max(end - time.monotonic(), 0))
         if done:
             self._finish()
         return done
@@ -77,6 +88,18 @@ class Snapshot:
     def finishes_here(self) -> bool:
         """Whether this thread is about to let go of the state."""
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    def _finish_if_cloned(self) -> None:
+        if self._cloned(0):
+            self._finish()
+
+    def _cloned(self, timeout: float | None) -> bool:
+        """Whether the accelerators are done with the state."""
+        try:
+            return self._clone is None or self._clone.wait_done(timeout)
+        except AcceleratorError as error:  # whoever writes it meets the same
+            self.error = error
+            return True
 
     def _finish(self) -> None:
         """Lets go of the state: nobody reads from it any more. Where an interrupt ends this early, the next call does

@@ -26,7 +26,8 @@ class PagePlan:
     when ``part_views[j]`` is not 0, those from byte ``part_offsets[j]`` on of the packed elements of the view of that
     number (from 1) at ``pointers[j]``. ``views`` has for each: element size, dimensions, sizes, strides in bytes.
     ``rows`` and ``chunks.dims`` are the manifest's sections of chunks and dims, and ``chunks.keys`` its heap of keys.
-    Part ``j`` belongs to chunk ``owners[j]``, whose pointer stands ``starts[j]`` bytes before its own.
+    Part ``j`` belongs to chunk ``owners[j]``, whose pointer stands ``starts[j]`` bytes before its own; it is in the
+    memory of accelerator ``devices[j]`` (0: the processor's).
     """
 
     pointers: npt.NDArray[np.uint64]
@@ -42,13 +43,14 @@ class PagePlan:
     chunks: ChunkTable
     owners: npt.NDArray[np.int64]
     starts: npt.NDArray[np.uint64]
+    devices: npt.NDArray[np.uint8]
     sizes: tuple[int, int]
 
     def again(self, flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan | None:
         """The plan of a state whose chunks are the same, elsewhere in memory; None when they are not."""
         if flat.chunks is not self.chunks or self.sizes != (page_bytes, pack_below_bytes):
             return None
-        return replace(self, pointers=flat.pointers[self.owners] + self.starts)
+        return replace(self, pointers=flat.pointers[self.owners] + self.starts, devices=flat.devices[self.owners])
 
     def some(self, pages: npt.NDArray[np.int64]) -> PagePlan:
         """Some of the pages of a plan that packs none: every page has one part."""
@@ -64,6 +66,7 @@ class PagePlan:
             packed=self.packed[pages],
             owners=self.owners[pages],
             starts=self.starts[pages],
+            devices=self.devices[pages],
         )
 
 
@@ -114,6 +117,7 @@ def plan_pages(flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PageP
         chunks=chunks,
         owners=owners,
         starts=starts,
+        devices=flat.devices[owners],
         sizes=(page_bytes, pack_below_bytes),
     )
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,6 +63,9 @@ class Lane {
   void wait() { moment()->wait(); }
 };
 
+// By accelerator: what its work has to come after.
+using Moments = std::map<uint8_t, std::shared_ptr<Moment>>;
+
 class Accelerator {
  public:
   virtual ~Accelerator() = default;
@@ -89,6 +93,28 @@ Accelerator* find_accelerator(uint8_t number);
 std::string accelerator_refusal(uint8_t number);
 // The accelerator that a caller knows to be there. Throws AcceleratorError.
 Accelerator& accelerator(uint8_t number);
+
+// A stream of the framework's, by its handle.
+struct DeviceStream {
+  uint8_t device = 0;
+  uint64_t stream = 0;
+};
+// What these streams have been given so far.
+Moments moments_of(std::span<const DeviceStream> streams);
+
+// Lanes of one thread, one for each accelerator that it comes to.
+class Lanes {
+ public:
+  explicit Lanes(const Moments& after = {}) : after_(after) {}
+  Lane& of(uint8_t device);
+  std::shared_ptr<Moment> moment();  // of everything that was begun in them
+  // Waits for everything that was begun in them.
+  void wait();
+
+ private:
+  const Moments after_;
+  std::map<uint8_t, std::unique_ptr<Lane>> lanes_;
+};
 
 // An accelerator of tests. Its memory is the processor's, and what a lane of it is given is done late, by a thread. The
 // framework's streams have done everything when their calls return: so does a lane of one.

@@ -32,9 +32,10 @@ struct ArrivingParts {
 // failure of its units alone.
 class Arrivals : private FetchOrder {
  public:
-  // Unit `i` is fetched in the order of `ranks[i]`, the lowest first. Manifests outlive this.
+  // Unit `i` is fetched in the order of `ranks[i]`, the lowest first. Manifests outlive this. Memory of accelerators is
+  // written after `moments` of theirs.
   Arrivals(std::shared_ptr<Storage> storage, std::vector<ArrivingParts> sources, std::vector<uint32_t> ranks,
-           unsigned threads);
+           unsigned threads, Moments moments = {});
   ~Arrivals() override;
 
   // Works until everything has arrived, or stop() was called. To be called by as many threads as were announced. What
@@ -71,6 +72,7 @@ class Arrivals : private FetchOrder {
 
   std::shared_ptr<Storage> storage_;
   const unsigned threads_;
+  const Moments moments_;
   std::vector<ArrivingParts> sources_;
   std::vector<PagePart> parts_;
   std::vector<uint32_t> units_;  // of parts

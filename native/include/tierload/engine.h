@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tierload/accelerator.h"
 #include "tierload/codec.h"
 #include "tierload/error.h"
 #include "tierload/manifest.h"
@@ -37,11 +38,13 @@ struct StridedView {
 };
 
 // A run of raw bytes: `length` bytes at `base`, or with a view at `base`, from byte `from` of its packed elements on.
+// Those in the memory of an accelerator, whose number is `device`, have no view.
 struct SourcePart {
   const std::byte* base = nullptr;
   uint64_t length = 0;
   const StridedView* view = nullptr;
   uint64_t from = 0;
+  uint8_t device = 0;
 };
 
 // One page to be saved: its parts, one after the other, are its raw bytes.
@@ -115,14 +118,23 @@ bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsig
 WriteResult write_pages(ShardWriter& shard, std::span<const PageSource> sources,
                         std::span<const Manifest* const> parents, const WriteOptions& options, Progress* progress);
 
+// The accelerator that a page's bytes are in, all of them together; 0: none.
+uint8_t device_of(const PageSource& source);
+
+// The raw digests of pages, found where they are: by the accelerators that device_of() names, each of its own. Others
+// have none.
+std::vector<std::optional<Digest>> device_digests(std::span<const PageSource> sources);
+
 // The raw digest of every page, as write_pages() finds it; `threads` work beside the caller.
 std::vector<Digest> digest_pages(std::span<const PageSource> sources, unsigned threads);
 
-// A part of a page that is wanted: `into` gets the raw bytes from `page_offset` on.
+// A part of a page that is wanted: `into`, which is in the memory of accelerator `device` where that is not 0, gets the
+// raw bytes from `page_offset` on.
 struct PagePart {
   uint32_t page = 0;
   uint32_t page_offset = 0;
   MutableBytes into;
+  uint8_t device = 0;
 };
 
 struct PageFailure {
@@ -138,9 +150,11 @@ CorruptPageError corrupt_page(const PageFailure& failure);
 // Reads the parts, which are sorted by page, and verifies every page that it touches: the stored digest before
 // decoding, the raw one after. Neighbouring pages are read together. `touched` (one byte a part, zeroed by the caller)
 // is set for each part whose memory may have been written, whatever happens. Throws CorruptPageError for the first bad
-// page.
+// page. Memory of accelerators is written after `moments` of theirs; raw pages that go there whole are verified there.
+// `landed`, when it is not empty, has 1 for each part that is one of those and is there already, to be verified.
 void read_pages(Storage& storage, const Manifest& manifest, std::span<const PagePart> parts, unsigned threads,
-                std::span<uint8_t> touched, Progress* progress);
+                std::span<uint8_t> touched, Progress* progress, const Moments& moments = {},
+                std::span<const uint8_t> landed = {});
 
 struct CopyRun {
   const std::byte* from = nullptr;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -14,6 +15,9 @@
 #include "tierload/engine.h"
 
 namespace tierload {
+
+class Clone;
+class PageBytes;
 
 // Memory that is touched before it is needed and used again and again: fresh pages cost many times as much as the copy.
 // A forked child does not get it, so that a fork makes no later copy slower; there, the object is a shell.
@@ -58,17 +62,21 @@ struct PageSet {
 // waves: pages are copied in their order, and each takes the place of some that were written and released. What must
 // not change later still has places of its own, if half of the arena is enough for it.
 //
+// Pages that a clone has are not copied: their bytes are there when the clone is. Other bytes of accelerators' memory
+// are fetched by whoever copies, through pinned memory.
+//
 // Threads: copy_now() and start() come first, on one thread; after that every call may come from any thread. Addresses
 // in `from` stay valid until wait_done() says true. In a forked child it can be destroyed, and nothing else.
 class Staging : public PageGate {
  public:
-  // `late` has one byte a page: 1 for those that may be copied after copy_now(). Throws UsageError when the arena is
-  // smaller than twice the largest page.
-  Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> late, std::shared_ptr<Arena> arena);
+  // `late` has one byte a page: 1 for those that may be copied after copy_now(). What accelerators have is fetched
+  // after `moments` of theirs. Throws UsageError when the arena is smaller than twice the largest page.
+  Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> late, std::shared_ptr<Arena> arena,
+          std::shared_ptr<Clone> clone = nullptr, Moments moments = {});
   ~Staging() override;
 
-  // What an arena needs to hold all pages at once.
-  static uint64_t bytes_of(const PageSet& pages);
+  // What an arena needs to hold all pages at once; `cloned`: but those that a clone would have.
+  static uint64_t bytes_of(const PageSet& pages, bool cloned = false);
 
   // Where the copies are, in the order of the pages that they were made from.
   std::span<const PageSource> sources() const { return sources_; }
@@ -82,8 +90,8 @@ class Staging : public PageGate {
   // Whether everything is copied, or will never be, and nobody reads from the state any more. Waits up to `timeout`; a
   // negative one has no end.
   bool wait_done(std::chrono::nanoseconds timeout);
-  // Whether every page was copied.
-  bool complete() const { return copied_ == sources_.size(); }
+  // Whether every page was copied here.
+  bool complete() const { return copied_ == order_.size(); }
   // Ends everybody's waiting: the pages that are not copied yet never will be. Called at the end of each save, too: the
   // thread that start() made is over when it returns, and its stack is free.
   void abandon();
@@ -102,11 +110,14 @@ class Staging : public PageGate {
   uint64_t place(size_t page) const;  // in the arena
   void put(size_t page, uint64_t at, size_t after);
   void copy_until(size_t end);
-  bool copy_next(size_t end);
+  bool copy_next(size_t end, PageBytes& bytes, Lanes& lanes);
+  bool cloned(size_t page) const;
   void with_others(unsigned threads, size_t end);
 
   const std::shared_ptr<const PageSet> from_;
   const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<Clone> clone_;  // null: there is none
+  const Moments moments_;
   std::vector<uint32_t> order_;  // pages, in the order in which they are copied
   size_t now_ = 0;               // so many of them before the caller goes on
   std::vector<size_t> after_;    // by page: so many pages have to be released before its place is free
@@ -130,7 +141,8 @@ class Staging : public PageGate {
   std::condition_variable& changed_ = waiting_->changed;
   std::thread& late_ = waiting_->late;
   bool abandoned_ = false;
-  size_t copying_ = 0;  // pages that a thread is at
+  std::exception_ptr error_;  // of a copy
+  size_t copying_ = 0;        // pages that a thread is at
   size_t released_ = 0;
   const int owner_;  // the process that has the threads
 };

@@ -107,9 +107,11 @@ class Fetch {
     size_t slot = 0;    // the implementation's
   };
   virtual ~Fetch() = default;
-  // Waits for a range that nobody has taken, in any order; nothing when all are. Throws IoError only for a failure that
-  // has nothing to do with the file (no descriptors left, ...).
-  virtual std::optional<Arrival> next() = 0;
+  // Waits for a range that nobody has taken, in any order; nothing when all are. Its bytes come into `room`, if that is
+  // large enough and the range has none of its own. Throws IoError only for a failure that has nothing to do with the
+  // file (no descriptors left, ...).
+  virtual std::optional<Arrival> next(MutableBytes room) = 0;
+  std::optional<Arrival> next() { return next(MutableBytes()); }
   // The thread that took it has done with its bytes.
   virtual void release(const Arrival& arrival) = 0;
 };

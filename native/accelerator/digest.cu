@@ -1,17 +1,6 @@
-// What runs on the accelerator: copies of many runs, and digests of leaves. `make kernels` compiles it into
-// kernels.ptx.inc, which the driver translates for the device at hand; native/tests/kernels_test.cpp runs it on the
-// processor. XXH3 follows its specification (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), with the
-// default secret and no seed.
-
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-struct Tile {
-  u64 from;
-  u64 into;  // of a digest: where its first leaf's digest goes
-  u64 length;
-};
+// The digests of leaves, on the accelerator. XXH3 follows its specification, with the default secret and no seed
+// (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+#include "tile.h"
 
 constexpr int lanes = 8;  // threads that work at one leaf, which has as many accumulators
 constexpr u64 leaf_bytes = 16384;
@@ -171,34 +160,4 @@ extern "C" __global__ void tierload_digest(const Tile* tiles) {
     digest = digest_short(at, length, (const u8*)secret_words);
   }
   if (lane == 0) ((u64*)tile.into)[leaf] = digest;
-}
-
-template <typename Word>
-static __device__ void copy_words(const Tile& tile) {
-  const Word* const from = (const Word*)tile.from;
-  Word* const into = (Word*)tile.into;
-  const u64 words = tile.length / sizeof(Word), step = blockDim.x;
-  u64 i = threadIdx.x;
-  for (; i + 3 * step < words; i += 4 * step) {  // four loads are under way before the first is stored
-    const Word a = from[i], b = from[i + step], c = from[i + 2 * step], d = from[i + 3 * step];
-    into[i] = a;
-    into[i + step] = b;
-    into[i + 2 * step] = c;
-    into[i + 3 * step] = d;
-  }
-  for (; i < words; i += step) into[i] = from[i];
-}
-
-struct alignas(16) Word16 {
-  u64 low, high;
-};
-
-// A block a tile, in the widest words that suit it.
-extern "C" __global__ void tierload_copy(const Tile* tiles) {
-  const Tile tile = tiles[blockIdx.x];
-  const u64 bits = tile.from | tile.into | tile.length;
-  if ((bits & 15) == 0) return copy_words<Word16>(tile);
-  if ((bits & 7) == 0) return copy_words<u64>(tile);
-  if ((bits & 3) == 0) return copy_words<u32>(tile);
-  copy_words<u8>(tile);
 }
