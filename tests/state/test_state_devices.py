@@ -3,6 +3,7 @@ whose memory the processor reads; tests/state/test_state_cuda.py has real ones."
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -89,6 +90,21 @@ def test_plain_tensors_are_described_where_they_are(way) -> None:
     pointers = dict(zip(devices, flat.pointers.tolist(), strict=True))
     assert pointers["list/#0"] == state["list"][0].data_ptr()
     assert pointers["module/mix.weight"] == state["module"].mix.weight.data_ptr()
+
+
+def test_plain_tensors_of_a_device_take_no_python_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> torch.nn.Module:
+        module = torch.nn.Linear(3, 2)
+        for parameter in module.parameters():
+            parameter.data = put(parameter.data)
+        return module
+
+    monkeypatch.setattr(importlib.import_module("tierload.state.flatten"), "TensorLeaf", None)
+    monkeypatch.setattr(importlib.import_module("tierload.state.bind"), "Fill", None)
+    one, other = model(), model()
+    assert flatten({"model": one, "list": [put(torch.ones(2))]}).devices.tolist() == [FAKE.number] * 3
+    bind(save(one), other)
+    assert raw(other.weight) == raw(one.weight)
 
 
 @WAYS

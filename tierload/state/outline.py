@@ -189,7 +189,7 @@ class _Boxes:
         spread_out = all(stride or size == 1 for stride, size in zip(target.stride(), target.shape, strict=True))
         part = target
         if not is_within_reach(target) or target.dtype is not view.row.torch or marked or not spread_out:
-            part = torch.empty(box.sizes, dtype=view.row.torch)
+            part = torch.empty(box.sizes, dtype=view.row.torch, device="cpu")
             self.staged += part.nbytes
             self._copies.append((target, view.marked(part)))
         else:

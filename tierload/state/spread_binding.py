@@ -103,7 +103,8 @@ def _fill(binder: Binder, live: DTensor, local: torch.Tensor, view: TensorView, 
         binder.actions.append(lambda: copy_into(local, _slice(stored, live)))
         return
     plain = is_within_reach(local) and local.dtype is view.row.torch and not local.is_neg() and not local.is_conj()
-    part = local if plain and not view.conj and not view.neg else torch.empty(local.shape, dtype=view.row.torch)
+    direct = plain and not view.conj and not view.neg
+    part = local if direct else torch.empty(local.shape, dtype=view.row.torch, device="cpu")
     if part.numel():
         size = part.element_size()
         strides = tuple(step * size for step in part.stride())

@@ -98,9 +98,10 @@ class FlatState:
     number (docs/FORMAT.md section 8).
 
     ``pointers[i]`` addresses the contiguous bytes of chunk ``i``, which stay valid and unchanged while ``owners`` is
-    alive, in the memory of accelerator ``devices[i]`` (native/include/tierload/accelerator.h; 0: the processor); there
-    with ``strides[i]`` (in bytes, one for each of its sizes) the first of elements that lie apart. What a device was
-    given to do before the state was described may still be to do.
+    alive, in the memory of accelerator ``devices[i]`` (native/include/tierload/accelerator.h; 0: the processor). With
+    ``strides[i]`` (in bytes, one for each of its sizes) it addresses the first of elements that lie apart, in the
+    processor's memory. What an accelerator's current stream was given to do until the state was described, copies of
+    odd layouts among it, may still be under way.
     ``item_sizes`` and ``floating`` are what the codec splits into planes, and how. ``notes`` are remarks for the user,
     such as layouts that are not restored. ``sharded`` says what the chunks are parts of that hold this rank's part of a
     tensor (the document gives its local shape). ``outline`` speeds up the flattening of the next state of the same
@@ -155,7 +156,8 @@ class Destinations:
 
     A chunk has one destination at most; they are in the order of chunks, and those without bytes need none. ``parts``
     are memory for parts of chunks, besides. ``devices`` are the accelerators in whose memory the pointers are, 0 for
-    the processor; None: it is the processor's, all of it.
+    the processor; None: it is the processor's, all of it. Earlier work of an accelerator's current stream may still use
+    that memory.
     """
 
     chunks: npt.NDArray[np.int64]
