@@ -200,5 +200,5 @@ def synthetic(tensors: int, shards: int) -> FlatState:
         nbytes=np.full(count, rows * 4096 * 2),
     )
     pointers = np.cumsum(chunks.nbytes).astype(np.uint64)
-    items, floating = np.full(count, 2, np.uint8), np.ones(count, np.bool_)
-    return FlatState(chunks, pointers, {}, items, floating, None, b"{}")
+    devices, items, floating = np.zeros(count, np.uint8), np.full(count, 2, np.uint8), np.ones(count, np.bool_)
+    return FlatState(chunks, pointers, devices, {}, items, floating, None, b"{}")

@@ -14,13 +14,14 @@ GuardedMemory::GuardedMemory(const Torch& torch, const nb::list& tensors, uint64
     const nb::object counter = spread ? nb::object(given[0]) : nb::none();
     if (!torch.is_tensor(item.ptr())) continue;
     const auto range = torch.range(item.ptr());
-    if (!range || range->second - range->first < std::max<uint64_t>(least_bytes, 1)) continue;
-    // Other processes change what is shared with them when they like.
-    if (nb::cast<bool>(item.attr("untyped_storage")().attr("is_shared")())) continue;
+    if (!range || range->end - range->start < std::max<uint64_t>(least_bytes, 1)) continue;
+    // Other processes change what is shared with them when they like. Of an accelerator's memory torch always says that
+    // it is, since it may be.
+    if (range->device == 0 && nb::cast<bool>(item.attr("untyped_storage")().attr("is_shared")())) continue;
     // Not of the other one: that of inference mode would count.
     const int64_t version = version_of(item) + (spread ? version_of(counter) : 0);
-    tensors_.push_back({item.attr("detach")(), counter, {range->first, range->second}, version});
-    ranges_.push_back({range->first, range->second});
+    tensors_.push_back({item.attr("detach")(), counter, {range->start, range->end}, version});
+    ranges_.push_back({range->start, range->end});
   }
   std::sort(ranges_.begin(), ranges_.end(),
             [](const MemoryRange& a, const MemoryRange& b) { return a.start < b.start; });

@@ -10,7 +10,7 @@ namespace tierload {
 
 // The memory of some tensors, and how often each was changed in place when this was made: torch counts that for
 // autograd (`_version`). That memory stays while this lives. Tensors whose elements do not lie together, that have
-// fewer than `least_bytes`, or that are in memory shared with other processes, are left out.
+// fewer than `least_bytes`, or that are in the processor's memory and shared with other processes, are left out.
 class GuardedMemory {
  public:
   // An item may be a pair: a tensor that is spread over ranks, and this rank's part of it. Throws what torch throws for

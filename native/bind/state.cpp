@@ -63,6 +63,17 @@ nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> pointers(const StateWriter& writer
   return array_of(std::move(out));
 }
 
+// The device in whose memory each chunk's bytes are.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> devices(const StateWriter& writer, const ChunkOrder& order,
+                                                     const std::vector<uint8_t>& more) {
+  std::vector<uint8_t> out;
+  for (const uint32_t number : order.chunks()) {
+    const size_t leaves = writer.leaves().count();
+    out.push_back(number < leaves ? writer.leaves()[number].device : more.at(number - leaves));
+  }
+  return array_of(std::move(out));
+}
+
 std::vector<std::string> texts_of(const std::vector<nb::bytes>& keys) {
   std::vector<std::string> texts;
   for (const nb::bytes& key : keys) texts.emplace_back(as_text(bytes_of(key)));
@@ -118,6 +129,7 @@ void bind_state_writer(nb::module_& module) {
           nb::sig("def table(self, order: ChunkOrder, keys: list[bytes], dtypes: list[int], sizes: list[list[int]], "
                   "nbytes: list[int]) -> tuple"))
       .def("pointers", &pointers, nb::arg("order"), nb::arg("more"))
+      .def("devices", &devices, nb::arg("order"), nb::arg("more"))
       .def(
           "document",
           [](StateWriter& self, const ChunkOrder& order, const std::vector<std::pair<uint32_t, nb::str>>& texts) {

@@ -183,6 +183,7 @@ bool StateWriter::tensor(nb::handle value, const Place& place, bool detached) {
   leaf.bytes = plain->bytes;
   leaf.dtype = plain->dtype->code;
   leaf.marks = plain->marks;
+  leaf.device = plain->device;
   put_key_of(place, leaves_.next_key());
   leaves_.add(leaf, plain->shape);
   buffers_.tensors.push_back(nb::borrow(value));

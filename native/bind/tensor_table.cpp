@@ -33,7 +33,8 @@ TensorTable::TensorTable(const Torch& torch, const nb::object& empty_like, const
       dims_(column(dims)),
       nbytes_(column(nbytes)),
       states_(nbytes_.size(), State::free),
-      tensors_(nbytes_.size()) {
+      tensors_(nbytes_.size()),
+      devices_(nbytes_.size(), 0) {
   if (dtypes_.size() != nbytes_.size() || ndims_.size() != nbytes_.size() || dims_at_.size() != nbytes_.size()) {
     throw UsageError("the columns of chunks differ in length");
   }
@@ -193,6 +194,7 @@ nb::list TensorTable::bind(const nb::object& live, const nb::dict& nodes) {
     }
     states_[*chunk] = State::bound;
     tensors_[*chunk] = value;
+    devices_[*chunk] = plain->device;
   }
   return rest;
 }
@@ -202,6 +204,7 @@ void TensorTable::unbind(uint64_t chunk) {
   unbound_.append(nb::make_tuple(chunk, tensors_[chunk]));
   states_[chunk] = State::free;
   tensors_[chunk] = nb::object();
+  devices_[chunk] = 0;
 }
 
 nb::list TensorTable::unbind(const std::vector<uint64_t>& chunks, std::span<const MemoryRange> others) {
@@ -221,14 +224,17 @@ nb::list TensorTable::unbind(const std::vector<uint64_t>& chunks, std::span<cons
 nb::tuple TensorTable::owners(bool of_target) const {
   std::vector<int64_t> chunks;
   std::vector<uint64_t> pointers;
+  std::vector<uint8_t> devices;
   nb::list owners;
   for (size_t chunk = 0; chunk < tensors_.size(); ++chunk) {
     if (!tensors_[chunk].is_valid() || (states_[chunk] == State::bound) != of_target) continue;
     chunks.push_back(static_cast<int64_t>(chunk));
     pointers.push_back(torch_.address(tensors_[chunk].ptr()));
+    devices.push_back(devices_[chunk]);
     owners.append(tensors_[chunk]);
   }
-  return nb::make_tuple(array_of(std::move(chunks)), array_of(std::move(pointers)), owners);
+  return nb::make_tuple(array_of(std::move(chunks)), array_of(std::move(pointers)), array_of(std::move(devices)),
+                        owners);
 }
 
 nb::tuple TensorTable::made() const { return owners(false); }
@@ -257,10 +263,10 @@ void bind_tensor_table(nb::module_& module) {
       .def("put", &TensorTable::put, nb::arg("chunk"), nb::arg("tensor").none())
       .def("made", &TensorTable::made,
            nb::sig("def made(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
-                   "numpy.typing.NDArray[numpy.uint64], list[object]]"))
+                   "numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8], list[object]]"))
       .def("bound", &TensorTable::bound,
            nb::sig("def bound(self) -> tuple[numpy.typing.NDArray[numpy.int64], "
-                   "numpy.typing.NDArray[numpy.uint64], list[object]]"));
+                   "numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8], list[object]]"));
   module.def(
       "parse_nodes", [](const nb::bytes& document) { return parse_nodes(as_text(bytes_of(document))); },
       nb::arg("document"), nb::sig("def parse_nodes(document: bytes) -> object"),

@@ -41,7 +41,7 @@ class TensorTable {
   // `tensor` owns a chunk's memory; None says that something other than a tensor does.
   void put(uint64_t chunk, const nb::object& tensor);
 
-  // Chunk, address and owner of all memory: of the tensors that were made, or bound.
+  // Chunk, address, device and owner of all memory: of the tensors that were made, or bound.
   nb::tuple made() const;
   nb::tuple bound() const;
 
@@ -61,6 +61,7 @@ class TensorTable {
   std::vector<int64_t> dims_at_, dims_, nbytes_;
   std::vector<State> states_;
   std::vector<nb::object> tensors_;
+  std::vector<uint8_t> devices_;  // of those that are bound; what is made here is the processor's
   nb::list unbound_;
   std::unordered_map<std::string, nb::object> prototypes_;  // by dtype and sizes
 };

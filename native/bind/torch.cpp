@@ -1,11 +1,13 @@
 #include "bind/torch.h"
 
 #include "state/leaves.h"
+#include "tierload/accelerator.h"
 
 namespace tierload {
 namespace {
 
-constexpr int32_t cpu = 1;         // DLPack's code of the processor
+constexpr int32_t cpu = 1;         // DLPack's codes of the processor,
+constexpr int32_t cuda = 2;        // and of CUDA; of ROCm, which torch calls by the same name, it has another one
 constexpr int32_t ndim_max = 255;  // of the format
 
 // DLPack's description of a tensor and its table of functions, as its specification lays them out (version 1).
@@ -30,6 +32,18 @@ bool contiguous(const DlTensor& tensor) {
     step *= tensor.shape[dim];
   }
   return true;
+}
+
+uint64_t start_of(const DlTensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset; }
+
+// The number of the accelerator that a tensor's memory is of, 0 for the processor's; nothing where the core reaches
+// neither.
+std::optional<uint8_t> device_of(const DlTensor& tensor) {
+  if (tensor.device_type == cpu) return fake_at(start_of(tensor));
+  if (tensor.device_type != cuda || tensor.device_id < 0 || tensor.device_id + 1 >= first_fake) return std::nullopt;
+  const auto number = static_cast<uint8_t>(tensor.device_id + 1);
+  if (find_accelerator(number) == nullptr) return std::nullopt;
+  return number;
 }
 
 }  // namespace
@@ -101,18 +115,19 @@ const DtypeRow* Torch::row_of(PyObject* tensor, uint8_t kind, uint8_t bits) cons
   return nullptr;
 }
 
-std::optional<std::pair<uint64_t, uint64_t>> Torch::range(PyObject* tensor) const {
+std::optional<PlainRange> Torch::range(PyObject* tensor) const {
   if (exchange_ == nullptr) return std::nullopt;
   DlTensor seen;
   if (exchange_->look(tensor, &seen) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
-  if (seen.device_type != cpu || seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  if (seen.data == nullptr || !contiguous(seen)) return std::nullopt;
+  const auto device = device_of(seen);
+  if (!device) return std::nullopt;
   uint64_t bytes = uint64_t{seen.dtype_bits} * seen.dtype_lanes / 8;
   for (int32_t dim = 0; dim < seen.ndim; ++dim) bytes *= static_cast<uint64_t>(seen.shape[dim]);
-  const uint64_t start = reinterpret_cast<uint64_t>(seen.data) + seen.byte_offset;
-  return std::pair(start, start + bytes);
+  return PlainRange{start_of(seen), start_of(seen) + bytes, *device};
 }
 
 std::optional<PlainTensor> Torch::plain(PyObject* tensor, bool detached) const {
@@ -122,16 +137,17 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor, bool detached) const {
     PyErr_Clear();  // sparse, quantized, nested, on meta: there is another way for those
     return std::nullopt;
   }
-  if (seen.device_type != cpu || seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) {
-    return std::nullopt;
-  }
+  if (seen.data == nullptr || seen.ndim > ndim_max || !contiguous(seen)) return std::nullopt;
+  const auto device = device_of(seen);
+  if (!device) return std::nullopt;
   const DtypeRow* row = row_of(tensor, seen.dtype_code, seen.dtype_bits);
   if (row == nullptr) return std::nullopt;
   PlainTensor plain{static_cast<const std::byte*>(seen.data) + seen.byte_offset,
                     {seen.shape, static_cast<size_t>(seen.ndim)},
                     row,
                     row->bytes,
-                    0};
+                    0,
+                    *device};
   for (const int64_t size : plain.shape) plain.bytes *= static_cast<uint64_t>(size);
   if (plain.bytes == 0) return std::nullopt;
   const bool differentiable = row->floating || row->complex;
@@ -149,7 +165,7 @@ std::optional<PlainTensor> Torch::plain(PyObject* tensor, bool detached) const {
 uint64_t Torch::address(PyObject* tensor) const {
   DlTensor seen;
   if (exchange_ != nullptr && exchange_->look(tensor, &seen) == 0) {
-    return reinterpret_cast<uint64_t>(seen.data) + seen.byte_offset;
+    return start_of(seen);
   }
   PyErr_Clear();
   return nb::cast<uint64_t>(nb::handle(tensor).attr("data_ptr")());

@@ -23,13 +23,21 @@ struct DtypeRow {
       0;  // what DLPack calls it; 0 until a tensor of this dtype has been seen, and for those that share it
 };
 
-// A tensor with elements that lie together in the memory of the processor.
+// A tensor with elements that lie together in memory that the core reaches: the processor's, or an accelerator's.
 struct PlainTensor {
   const void* data;
   std::span<const int64_t> shape;  // valid while the tensor lives
   const DtypeRow* dtype;
   uint64_t bytes;
-  uint8_t marks;  // enum Mark
+  uint8_t marks;   // enum Mark
+  uint8_t device;  // the number of the accelerator (tierload/accelerator.h); 0: the processor
+};
+
+// Where the elements of such a tensor lie.
+struct PlainRange {
+  uint64_t start;
+  uint64_t end;
+  uint8_t device;
 };
 
 class Torch {
@@ -42,8 +50,8 @@ class Torch {
   bool is_parameter(PyObject* value) const { return Py_TYPE(value) == parameter_type_; }
   // Nothing for a tensor that is not plain. Asks no code of the user's. `detached`: what detach() would give.
   std::optional<PlainTensor> plain(PyObject* tensor, bool detached = false) const;
-  // The same, as far as memory goes: where the elements of a plain tensor lie. Cheaper.
-  std::optional<std::pair<uint64_t, uint64_t>> range(PyObject* tensor) const;
+  // The same, as far as memory goes. Cheaper.
+  std::optional<PlainRange> range(PyObject* tensor) const;
   // Whether a tensor came out of operations that it keeps for its gradient.
   bool has_graph(PyObject* tensor) const;
   // The address of the first element of any tensor.

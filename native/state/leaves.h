@@ -1,5 +1,5 @@
-// The plain tensors of a state that is being saved, those with elements that lie together in the memory of the
-// processor: rows of numbers, one a tensor, and what follows from all of them.
+// The plain tensors of a state that is being saved, those with elements that lie together in memory of the processor or
+// of an accelerator: rows of numbers, one a tensor, and what follows from all of them.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,10 @@ struct Leaf {
   uint8_t ndim;
   uint8_t dtype;  // docs/FORMAT.md section 6
   uint8_t marks;
+  uint8_t device;  // tierload/accelerator.h; 0: the processor
 };
 
-// A range of memory, in addresses.
+// A range of memory, in addresses, which no two devices have in common.
 struct MemoryRange {
   uint64_t start;
   uint64_t end;

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import types
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from tierload.state import flatten, plan_bind, plan_load
 from tierload.types import ChunkInfo, ChunkTable, FlatState
@@ -51,11 +53,25 @@ class Saved:
         return sum(map(len, self.data))
 
 
+def on_cuda(device: int, pointer: int, nbytes: int) -> torch.Tensor | None:
+    """The bytes in memory of a CUDA device; None for other memory, which is the processor's, also that of fakes."""
+    if not 0 < device < 128:
+        return None
+
+    facts = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
+    memory = types.SimpleNamespace(__cuda_array_interface__=facts)
+    return torch.as_tensor(memory, device=torch.device("cuda", device - 1))
+
+
 def content(flat: FlatState, info: ChunkInfo) -> bytes:
-    pointer = int(flat.pointers[info.number])
+    pointer, device = int(flat.pointers[info.number]), int(flat.devices[info.number])
     if not info.nbytes:
         return b""
     strides = flat.strides.get(info.number)
+    assert strides is None or not device, "what lies apart is in the processor's memory"
+    there = on_cuda(device, pointer, info.nbytes)
+    if there is not None:
+        return there.cpu().numpy().tobytes()
     if strides is None:
         return ctypes.string_at(pointer, info.nbytes)
     size = info.nbytes // math.prod(info.sizes)
@@ -78,9 +94,15 @@ def save(state, **options) -> Saved:
 def run(plan, saved: Saved):
     spots = plan.destinations
     assert len(spots) == len(set(spots.chunks.tolist())), "a chunk has one destination"
-    for chunk, pointer in zip(spots.chunks.tolist(), spots.pointers.tolist(), strict=True):
+    columns = (spots.chunks.tolist(), spots.pointers.tolist(), spots.devices.tolist())
+    for chunk, pointer, device in zip(*columns, strict=True):
         assert plan.keys_of(chunk), "every chunk that is read feeds a key"
-        ctypes.memmove(pointer, saved.data[chunk], len(saved.data[chunk]))
+        data = saved.data[chunk]
+        there = on_cuda(device, pointer, len(data))
+        if there is None:
+            ctypes.memmove(pointer, data, len(data))
+        else:
+            there.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return plan.finish()
 
 

@@ -5,8 +5,10 @@ import torch
 from alike import raw
 from fake_engine import bind, load, save
 from models import TinyLM
+from two_ways import python_way
 
-from tierload.state import RNG
+from tierload import _native
+from tierload.state import RNG, flatten, tensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,6 +54,30 @@ def test_tensors_of_a_device_and_their_ties():
     for key, value in state.items():
         assert into[key].device == value.device
         assert raw(into[key].cpu()) == raw(value.cpu())
+
+
+def test_tensors_of_a_device_are_described_where_they_are():
+    state = states()
+    flat = flatten(state)
+    keys = [info.key for info in flat.chunks.infos()]
+    devices, pointers = (dict(zip(keys, column.tolist(), strict=True)) for column in (flat.devices, flat.pointers))
+    number = 0 if _native.accelerator_refusal(1) else 1
+    assert devices == {key: 0 if key in ("cpu", "empty") else number for key in keys}
+    if number:
+        for key in ("embed", "x", "cl", "p", "bf16", "fp8"):
+            assert pointers[key] == state[key].data_ptr(), key
+
+
+def test_tensors_of_a_device_out_of_reach_are_copied_by_torch(monkeypatch):
+    state = states()
+    here = flatten(state)
+    monkeypatch.setattr(tensors, "_number_of", lambda device: 0)
+    with python_way():
+        away = flatten(state)
+    assert not away.devices.any()
+    assert away.document == here.document
+    loaded = load(save(state))
+    assert all(raw(loaded[key]) == raw(value.cpu()) for key, value in state.items())
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)

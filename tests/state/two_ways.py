@@ -98,6 +98,7 @@ def facts_of(flat: FlatState) -> dict[str, object]:
         "chunks": saved.infos,
         "data": saved.data,
         "notes": flat.notes,
+        "devices": flat.devices.tolist(),
         "strides": dict(flat.strides),
         "item sizes": flat.item_sizes.tolist(),
         "floating": flat.floating.tolist(),

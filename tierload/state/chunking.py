@@ -16,7 +16,7 @@ import torch
 
 from tierload.state.dtypes import UINT8, DType
 from tierload.state.footprints import Footprint, contiguous_strides
-from tierload.state.tensors import TensorLeaf, physical, tensor_over
+from tierload.state.tensors import TensorLeaf, device_of, is_within_reach, physical, tensor_over
 
 __all__ = ["Chunk", "View", "chunks_of"]
 
@@ -38,10 +38,11 @@ class View:
 @dataclass(slots=True)
 class Chunk:
     """Bytes to store once, and the tensors that are views of them. ``sizes`` is the shape in memory order; ``strides``,
-    in bytes, say how elements lie that are not together.
+    in bytes, say how elements lie that are not together, which is so in the processor's memory only; ``device`` is the
+    accelerator that ``pointer`` is an address of (0: none).
 
-    Chunks with the same ``apart`` (an object) hold parts of the same memory.
-    A contiguous tensor on the CPU that shares its memory with no other is a chunk by itself: a ``TensorLeaf``.
+    Chunks with the same ``apart`` (an object) hold parts of the same memory. A contiguous tensor whose memory the core
+    reaches, and that shares it with no other, is a chunk by itself: a ``TensorLeaf``.
     """
 
     row: DType
@@ -52,6 +53,7 @@ class Chunk:
     views: list[View] = field(default_factory=list)
     strides: tuple[int, ...] = ()
     apart: object = None
+    device: int = 0
 
     @property
     def key(self) -> str:
@@ -73,7 +75,7 @@ def chunks_of(leaves: Iterable[TensorLeaf], notes: list[str]) -> list[Chunk | Te
             chunk.views.append(View(leaf, 0, leaf.stride))
             continue
         start, end = leaf.range
-        memory = "" if leaf.tensor.is_cpu else (str(leaf.tensor.device), leaf.tensor.untyped_storage().data_ptr())
+        memory = "" if leaf.is_within_reach else (str(leaf.tensor.device), leaf.tensor.untyped_storage().data_ptr())
         regions[memory].append((start, end, number, leaf))
     for region in regions.values():
         region.sort()
@@ -100,7 +102,7 @@ def _close(cluster: list[TensorLeaf], chunks: list[Chunk | TensorLeaf], notes: l
 
 
 def _divide(cluster: list[TensorLeaf], chunks: list[Chunk | TensorLeaf], notes: list[str]) -> None:
-    if len(cluster) == 1 and cluster[0].contiguous and cluster[0].tensor.is_cpu:
+    if len(cluster) == 1 and cluster[0].contiguous and cluster[0].is_within_reach:
         chunks.append(cluster[0])
         return
     dense: list[tuple[Footprint, TensorLeaf]] = []
@@ -222,14 +224,14 @@ def _range(span: _Span, notes: list[str]) -> Chunk | None:
             break
     owner: object = [leaf.tensor for leaf in users] if len(users) > 1 else users[0].tensor
     pointer = start
-    if not users[0].tensor.is_cpu:
+    if not users[0].is_within_reach:
         storage = users[0].tensor.untyped_storage()
         flat = tensor_over(
             storage, torch.uint8, start - storage.data_ptr(), (end - start,), (1,), users[0].tensor.device
         ).cpu()
         owner, pointer = flat, flat.data_ptr()
     views = [View(leaf, (leaf.start - start) // leaf.row.size, leaf.stride) for leaf in users]
-    return Chunk(row, sizes, pointer, end - start, owner, views)
+    return Chunk(row, sizes, pointer, end - start, owner, views, device=users[0].device)
 
 
 def _copied(footprint: Footprint, users: Sequence[TensorLeaf], notes: list[str]) -> Chunk:
@@ -246,8 +248,9 @@ def _copied(footprint: Footprint, users: Sequence[TensorLeaf], notes: list[str])
             bare = bare.narrow(dim, 0, 1)
     order = sorted(range(len(steps)), key=lambda dim: -first.stride[dim])
     elements = bare.permute(order)
-    if not elements.is_cpu:
-        elements = elements.contiguous().cpu()
+    if first.device or not elements.is_cpu:
+        elements = elements.contiguous()  # where it is
+        elements = elements if is_within_reach(elements) else elements.cpu()
     sizes, size = tuple(elements.shape), first.row.size
     strides = () if elements.is_contiguous() else tuple(stride * size for stride in elements.stride())
     own = dict(zip(order, contiguous_strides(sizes), strict=True))
@@ -256,7 +259,8 @@ def _copied(footprint: Footprint, users: Sequence[TensorLeaf], notes: list[str])
         views = [View(first, 0, own_strides)]
     else:
         views = [View(leaf, 0, _mapped(leaf, footprint)) for leaf in users]
-    return Chunk(first.row, sizes, elements.data_ptr(), elements.numel() * size, elements, views, strides)
+    nbytes, device = elements.numel() * size, device_of(elements)
+    return Chunk(first.row, sizes, elements.data_ptr(), nbytes, elements, views, strides, device=device)
 
 
 def _mapped(leaf: TensorLeaf, footprint: Footprint) -> tuple[int, ...]:

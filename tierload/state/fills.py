@@ -13,7 +13,7 @@ import torch
 from tierload.state.footprints import Footprint, footprint_of
 from tierload.state.keys import Path
 from tierload.state.memory import Memory
-from tierload.state.tensors import is_plain_tensor, tensor_over
+from tierload.state.tensors import is_plain_tensor, is_within_reach, tensor_over
 from tierload.state.views import TensorView
 
 __all__ = ["Fill", "Fills", "copy", "obstacle", "untie"]
@@ -49,7 +49,7 @@ class Fill:
     def is_direct(self, nbytes: int) -> bool:
         """Whether the chunk, of ``nbytes`` bytes, can be read right into the live tensor's memory."""
         live, view = self.live, self.view
-        if not live.is_cpu or live.dtype is not view.row.torch or view.offset or not is_plain_tensor(live):
+        if live.dtype is not view.row.torch or view.offset or not is_plain_tensor(live) or not is_within_reach(live):
             return False
         if live.is_neg() != view.neg or (live.dtype.is_complex and live.is_conj() != view.conj):
             return False
@@ -149,7 +149,8 @@ class Fills:
                     continue
                 view = fill.view
                 offset = int(live.storage_offset()) + view.offset
-                source = tensor_over(live.untyped_storage(), view.row.torch, offset, view.shape, view.stride)
+                storage = live.untyped_storage()
+                source = tensor_over(storage, view.row.torch, offset, view.shape, view.stride, live.device)
                 self._copies.append((fill, view.marked(source)))
 
     def copy(self, chunks: Container[int] | None = None) -> None:
@@ -197,7 +198,7 @@ def _same_memory(live: torch.Tensor, other: torch.Tensor, view: TensorView, chos
     """Whether the bytes that are read for ``other`` already are those of ``live``."""
     size = live.element_size()
     return (
-        live.is_cpu
+        is_within_reach(live)
         and live.dtype is other.dtype
         and live.data_ptr() - view.offset * size == other.data_ptr() - chosen.offset * size
         and _same_steps(live, view)

@@ -75,8 +75,9 @@ class Outline:
 def flatten(state: object, *, allow_pickle: bool = False, like: object = None) -> FlatState:
     """Describe ``state``: where each tensor's bytes are, and everything else as a document.
 
-    No tensor is copied, but for those on other devices and views with gaps; the caller keeps the state unchanged until
-    the bytes are written. ``like`` is the outline of an earlier state, which is taken over when this one has the same.
+    No tensor is copied, but for views with gaps, and those on devices that the core does not reach; the caller keeps
+    the state unchanged until the bytes are written. ``like`` is the outline of an earlier state, which is taken over
+    when this one has the same.
 
     Raises:
         UnsupportedValue: Something in the state cannot be stored; the message says where it is and what to do.
@@ -164,7 +165,7 @@ class _Writer:
         """Number the chunks, fill the holes, and hand everything over."""
         notes: list[str] = []
         out = self._out
-        shared = out.shared([leaf.range for leaf in self._tensors if leaf.tensor.is_cpu and leaf.nbytes])
+        shared = out.shared([leaf.range for leaf in self._tensors if leaf.is_within_reach and leaf.nbytes])
         leaves = [*self._tensors, *(TensorLeaf(*out.leaf(number)) for number in shared)]
         leaves.sort(key=attrgetter("hole"))
         rows: list[Chunk | TensorLeaf | Blob] = [*chunks_of(leaves, notes), *self._blobs]
@@ -178,6 +179,7 @@ class _Writer:
         return FlatState(
             chunks=outline.chunks,
             pointers=out.pointers(outline.order, [each.pointer for each in more]),
+            devices=out.devices(outline.order, [each.device for each in more]),
             strides=outline.strides,
             item_sizes=outline.item_sizes,
             floating=outline.floating,

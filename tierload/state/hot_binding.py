@@ -20,7 +20,7 @@ from tierload.state.reader import Reader
 from tierload.state.settled import Settled
 from tierload.state.stored_parts import Part, find_parts
 from tierload.state.targets import Put
-from tierload.types import ChunkTable, Destinations, LoadReport
+from tierload.types import ChunkTable, LoadReport
 
 __all__ = ["Arriving", "HotPlan", "plan_hot"]
 
@@ -158,10 +158,9 @@ class _HotBinder(Binder):
 def _plan(settled: Settled, which: Callable[[int], bool], *, parts: bool = False) -> LoadPlan:
     """The plan of some of the chunks, for whoever reads and does nothing else."""
     whole, reader = settled.destinations, settled.binder.reader
-    chosen = [which(chunk) for chunk in whole.chunks.tolist()]
-    destinations = Destinations(
-        whole.chunks[chosen], whole.pointers[chosen], whole.owners, whole.parts if parts else ()
-    )
+    destinations = whole.some([which(chunk) for chunk in whole.chunks.tolist()])
+    if parts:
+        destinations = replace(destinations, parts=whole.parts)
     return LoadPlan(reader.memory.chunks, destinations, settled.in_place, reader.users, lambda: None)
 
 
@@ -195,8 +194,7 @@ def _arriving_tensors(settled: Settled) -> list[Arriving]:
 def _one(settled: Settled, chunk: int) -> LoadPlan:
     whole, reader = settled.destinations, settled.binder.reader
     at = whole.chunks.searchsorted(chunk)
-    destinations = Destinations(whole.chunks[at : at + 1], whole.pointers[at : at + 1], whole.owners)
-    return LoadPlan(reader.memory.chunks, destinations, settled.in_place, reader.users, lambda: None)
+    return LoadPlan(reader.memory.chunks, whole.some(slice(at, at + 1)), settled.in_place, reader.users, lambda: None)
 
 
 def _can_wait(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from tierload import _native
 from tierload.errors import CorruptStore, UnsupportedValue
 from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
-from tierload.state.tensors import TORCH
+from tierload.state.tensors import TORCH, device_of
 from tierload.types import BoxDestination, ChunkInfo, ChunkTable, Destinations, PartDestination
 
 __all__ = ["NO_CHUNKS", "Memory"]
@@ -101,7 +101,7 @@ class Memory:
 
     def bound(self) -> tuple[npt.NDArray[np.int64], list[torch.Tensor]]:
         """The chunks that are bound, and their tensors."""
-        chunks, _, tensors = self._table.bound()
+        chunks, _, _, tensors = self._table.bound()
         return chunks, tensors  # type: ignore[return-value]
 
     def whole(self, number: int) -> torch.Tensor | None:
@@ -136,7 +136,7 @@ class Memory:
 
     def asked_for(self) -> set[int]:
         """The chunks whose memory values have asked for so far."""
-        chunks, _, _ = self._table.made()
+        chunks, _, _, _ = self._table.made()
         return {*chunks.tolist(), *self._arrays}
 
     def array(self, number: object, shape: Sequence[int], dtype: np.dtype[Any], order: str) -> np.ndarray[Any, Any]:
@@ -159,17 +159,19 @@ class Memory:
     ) -> Destinations:
         """Where the bytes of the chunks go that have been asked for or bound, and those that go to ``direct``; and the
         ``parts`` of chunks."""
-        (chunks, pointers, owners), (bound, bound_pointers, live) = self._table.made(), self._table.bound()
-        more: list[tuple[int, int, object]] = [
-            (number, array.ctypes.data, array) for number, array in self._arrays.items() if array.nbytes
+        more: list[tuple[int, int, int, object]] = [
+            (number, array.ctypes.data, 0, array) for number, array in self._arrays.items() if array.nbytes
         ]
-        more += [(number, tensor.data_ptr(), tensor) for number, tensor in direct]
-        chunks = np.concatenate([chunks, bound, np.array([number for number, _, _ in more], np.int64)])
-        pointers = np.concatenate([pointers, bound_pointers, np.array([pointer for _, pointer, _ in more], np.uint64)])
-        kept = self.chunks.nbytes[chunks] > 0
-        order = np.argsort(chunks[kept], kind="stable")
-        keepers = (owners, live, [owner for _, _, owner in more])
-        return Destinations(chunks[kept][order], pointers[kept][order], keepers, parts)
+        more += [(number, tensor.data_ptr(), device_of(tensor), tensor) for number, tensor in direct]
+        found = (self._table.made(), self._table.bound(), tuple(zip(*more, strict=True)) or ((), (), (), ()))
+        chunks, pointers, devices = (
+            np.concatenate([np.asarray(each[column], kind) for each in found])
+            for column, kind in enumerate((np.int64, np.uint64, np.uint8))
+        )
+        order = np.argsort(chunks, kind="stable")
+        order = order[self.chunks.nbytes[chunks[order]] > 0]
+        keepers = [each[3] for each in found]
+        return Destinations(chunks[order], pointers[order], keepers, parts, devices[order])
 
 
 def _empty(code: int, sizes: list[int]) -> torch.Tensor:

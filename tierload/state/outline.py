@@ -22,6 +22,7 @@ from tierload.state.pause import paused_collection
 from tierload.state.plan import LoadPlan
 from tierload.state.reader import PENDING, Decoding, Reader
 from tierload.state.spread_binding import copy_into
+from tierload.state.tensors import device_of, is_within_reach
 from tierload.state.views import TensorView
 from tierload.types import Box, BoxDestination, ChunkTable
 
@@ -187,15 +188,16 @@ class _Boxes:
         marked = view.conj or view.neg or target.is_conj() or target.is_neg()
         spread_out = all(stride or size == 1 for stride, size in zip(target.stride(), target.shape, strict=True))
         part = target
-        if not target.is_cpu or target.dtype is not view.row.torch or marked or not spread_out:
-            part = torch.empty(box.sizes, dtype=view.row.torch)
+        if not is_within_reach(target) or target.dtype is not view.row.torch or marked or not spread_out:
+            part = torch.empty(box.sizes, dtype=view.row.torch, device="cpu")
             self.staged += part.nbytes
             self._copies.append((target, view.marked(part)))
         else:
             self._in_place.add(view.chunk)
         size = part.element_size()
         strides = tuple(step * size for step in part.stride())
-        self._parts.append(BoxDestination(view.chunk, box, part.data_ptr(), strides, size, part))
+        at, device = part.data_ptr(), device_of(part)
+        self._parts.append(BoxDestination(view.chunk, box, at, strides, size, part, device))
 
     def made(self) -> LoadPlan:
         """What was added."""

@@ -9,6 +9,7 @@ from tierload.state import module_binding
 from tierload.state.fills import Fill, Fills, untie
 from tierload.state.keys import Path
 from tierload.state.plan import LoadPlan
+from tierload.state.tensors import is_within_reach
 from tierload.state.views import whole_view
 from tierload.types import LoadReport
 
@@ -27,7 +28,7 @@ class Settled:
     def __init__(self, binder: Binder) -> None:
         self.binder = binder
         memory = binder.reader.memory
-        ranges = [fill.range for fill in binder.fills if fill.live.is_cpu and fill.live.numel()]
+        ranges = [fill.range for fill in binder.fills if is_within_reach(fill.live) and fill.live.numel()]
         for chunk, row, live in memory.unbind([fill.view.chunk for fill in binder.fills], ranges):
             place = Path.of_text(chunk.key)
             binder.fills.append(Fill(live, whole_view(chunk, row), place))

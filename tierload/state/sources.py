@@ -24,21 +24,24 @@ class Blob(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A chunk in numbers: what it is (dtype, sizes, bytes, strides in bytes) and where; ``owner`` keeps its memory."""
+    """A chunk in numbers: what it is (dtype, sizes, bytes, strides in bytes) and where, in the memory of which
+    accelerator (0: none); ``owner`` keeps its memory."""
 
     kind: tuple[DType, tuple[int, ...], int, tuple[int, ...]]
     pointer: int
+    device: int
     owner: object
 
 
 def described(chunk: Chunk | TensorLeaf | Blob) -> Described:
     """A chunk as the store is given it."""
     if isinstance(chunk, TensorLeaf):
-        return Described((chunk.row, chunk.shape, chunk.nbytes, ()), chunk.start, chunk.tensor)
+        return Described((chunk.row, chunk.shape, chunk.nbytes, ()), chunk.start, chunk.device, chunk.tensor)
     if isinstance(chunk, Blob):
         nbytes = chunk.data.nbytes
-        return Described((UINT8, (nbytes,), nbytes, ()), chunk.data.ctypes.data if nbytes else 0, chunk.data)
-    return Described((chunk.row, chunk.sizes, chunk.nbytes, chunk.strides), chunk.pointer, chunk.owner)
+        return Described((UINT8, (nbytes,), nbytes, ()), chunk.data.ctypes.data if nbytes else 0, 0, chunk.data)
+    kind = chunk.row, chunk.sizes, chunk.nbytes, chunk.strides
+    return Described(kind, chunk.pointer, chunk.device, chunk.owner)
 
 
 def texts(chunks: Iterable[tuple[int, Chunk | TensorLeaf | Blob]]) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ from tierload.state.dtypes import BY_DTYPE
 from tierload.state.keys import Path
 from tierload.state.nodes import tag_of
 from tierload.state.sharding import is_spread, like, local_part, sharded
+from tierload.state.tensors import device_of, is_within_reach
 from tierload.state.views import TensorView
 from tierload.types import PartDestination
 
@@ -101,12 +102,14 @@ def _fill(binder: Binder, live: DTensor, local: torch.Tensor, view: TensorView, 
         stored = view.data(memory)
         binder.actions.append(lambda: copy_into(local, _slice(stored, live)))
         return
-    plain = local.is_cpu and local.dtype is view.row.torch and not local.is_neg() and not local.is_conj()
-    part = local if plain and not view.conj and not view.neg else torch.empty(local.shape, dtype=view.row.torch)
+    plain = is_within_reach(local) and local.dtype is view.row.torch and not local.is_neg() and not local.is_conj()
+    direct = plain and not view.conj and not view.neg
+    part = local if direct else torch.empty(local.shape, dtype=view.row.torch, device="cpu")
     if part.numel():
         size = part.element_size()
         strides = tuple(step * size for step in part.stride())
-        binder.parts.append(PartDestination(view.chunk, whole, part.data_ptr(), strides, size, part))
+        at, device = part.data_ptr(), device_of(part)
+        binder.parts.append(PartDestination(view.chunk, whole, at, strides, size, part, device))
     if part is not local:
         binder.actions.append(lambda: copy_into(local, view.marked(part)))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +13,18 @@ from tierload.state.dtypes import BY_DTYPE, DType
 from tierload.state.footprints import Footprint, contiguous_strides, footprint_of
 from tierload.state.keys import Path
 
-__all__ = ["NDIM_MAX", "TORCH", "TensorLeaf", "is_freed", "is_plain_tensor", "physical", "refusal", "tensor_over"]
+__all__ = [
+    "NDIM_MAX",
+    "TORCH",
+    "TensorLeaf",
+    "device_of",
+    "is_freed",
+    "is_plain_tensor",
+    "is_within_reach",
+    "physical",
+    "refusal",
+    "tensor_over",
+]
 
 NDIM_MAX = 255
 """Dimensions that a tensor may have: the manifest has a byte for their number."""
@@ -36,15 +48,36 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and not tensor.is_meta and tensor.untyped_storage().nbytes() == 0
 
 
+def device_of(tensor: torch.Tensor) -> int:
+    """The number of the accelerator in whose memory a tensor's elements are (native/include/tierload/accelerator.h).
+    0: the processor, or a device that the core knows no way to."""
+    if tensor.is_cpu:
+        return _native.fake_at(tensor.data_ptr())
+    return _number_of(tensor.device) if tensor.is_cuda else 0
+
+
+@cache
+def _number_of(device: torch.device) -> int:
+    number = int(device.index) + 1
+    # torch calls ROCm's devices by CUDA's name.
+    return number if torch.version.hip is None and not _native.accelerator_refusal(number) else 0
+
+
+def is_within_reach(tensor: torch.Tensor) -> bool:
+    """Whether the core reads and writes a tensor's elements where they are; else they are copied by torch."""
+    return tensor.is_cpu or device_of(tensor) != 0
+
+
 class TensorLeaf:
     """A tensor of a state that is being saved, described once.
 
-    ``start`` is the address of its first element; ``shape`` and ``stride`` are in elements; ``nbytes`` counts each
-    element as often as the view shows it. ``marks`` are the members of its JSON that say more than the geometry.
-    ``hole`` is where its text goes in the document. It has a dtype of the table, and data.
+    ``start`` is the address of its first element, in the memory of accelerator ``device`` (0: none); ``shape`` and
+    ``stride`` are in elements; ``nbytes`` counts each element as often as the view shows it. ``marks`` are the members
+    of its JSON that say more than the geometry. ``hole`` is where its text goes in the document. It has a dtype of the
+    table, and data.
     """
 
-    __slots__ = ("contiguous", "hole", "key", "marks", "nbytes", "row", "shape", "start", "stride", "tensor")
+    __slots__ = ("contiguous", "device", "hole", "key", "marks", "nbytes", "row", "shape", "start", "stride", "tensor")
 
     def __init__(self, tensor: torch.Tensor, key: str, hole: int) -> None:
         row = BY_DTYPE[tensor.dtype]
@@ -55,6 +88,7 @@ class TensorLeaf:
         self.shape: tuple[int, ...] = tuple(tensor.shape)
         self.stride: tuple[int, ...] = tensor.stride()
         self.start: int = tensor.data_ptr()
+        self.device = device_of(tensor)
         self.nbytes: int = tensor.numel() * row.size
         # torch calls a tensor contiguous whatever the strides of its dimensions of size 1 (or of an empty one).
         self.contiguous = tensor.is_contiguous() and (
@@ -75,6 +109,11 @@ class TensorLeaf:
     def footprint(self) -> Footprint:
         """The bytes of memory that it covers."""
         return footprint_of(self.start, self.shape, self.stride, self.row.size)
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether the core reads its elements where they are."""
+        return self.tensor.is_cpu or self.device != 0
 
     @property
     def range(self) -> tuple[int, int]:

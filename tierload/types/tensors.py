@@ -98,7 +98,10 @@ class FlatState:
     number (docs/FORMAT.md section 8).
 
     ``pointers[i]`` addresses the contiguous bytes of chunk ``i``, which stay valid and unchanged while ``owners`` is
-    alive; with ``strides[i]`` (in bytes, one for each of its sizes) the first of elements that lie apart.
+    alive, in the memory of accelerator ``devices[i]`` (native/include/tierload/accelerator.h; 0: the processor). With
+    ``strides[i]`` (in bytes, one for each of its sizes) it addresses the first of elements that lie apart, in the
+    processor's memory. What an accelerator's current stream was given to do until the state was described, copies of
+    odd layouts among it, may still be under way.
     ``item_sizes`` and ``floating`` are what the codec splits into planes, and how. ``notes`` are remarks for the user,
     such as layouts that are not restored. ``sharded`` says what the chunks are parts of that hold this rank's part of a
     tensor (the document gives its local shape). ``outline`` speeds up the flattening of the next state of the same
@@ -107,6 +110,7 @@ class FlatState:
 
     chunks: ChunkTable
     pointers: npt.NDArray[np.uint64]
+    devices: npt.NDArray[np.uint8]
     strides: Mapping[int, tuple[int, ...]]
     item_sizes: npt.NDArray[np.uint8]
     floating: npt.NDArray[np.bool_]
@@ -120,7 +124,8 @@ class FlatState:
 @dataclass(frozen=True, slots=True, eq=False)
 class PartDestination:
     """Memory for the part of a chunk that one rank holds: all boxes of ``sharded`` for that rank. ``strides`` are those
-    of the local tensor, in bytes, from ``pointer`` on; ``item_bytes`` those of an element."""
+    of the local tensor, in bytes, from ``pointer`` on, in the memory of accelerator ``device`` (0: the processor);
+    ``item_bytes`` those of an element."""
 
     chunk: int
     sharded: Sharded
@@ -128,12 +133,13 @@ class PartDestination:
     strides: tuple[int, ...]
     item_bytes: int
     owner: object
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxDestination:
     """Memory for one box of a chunk. ``strides``, in bytes, are those of a tensor of the box's sizes, from ``pointer``
-    on; ``item_bytes`` those of an element."""
+    on, in the memory of accelerator ``device`` (0: the processor); ``item_bytes`` those of an element."""
 
     chunk: int
     box: Box
@@ -141,6 +147,7 @@ class BoxDestination:
     strides: tuple[int, ...]
     item_bytes: int
     owner: object
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,16 +155,24 @@ class Destinations:
     """Where a load puts bytes: all of chunk ``chunks[i]`` go to ``pointers[i]``, valid while ``owners`` is alive.
 
     A chunk has one destination at most; they are in the order of chunks, and those without bytes need none. ``parts``
-    are memory for parts of chunks, besides.
+    are memory for parts of chunks, besides. ``devices`` are the accelerators in whose memory the pointers are, 0 for
+    the processor; None: it is the processor's, all of it. Earlier work of an accelerator's current stream may still use
+    that memory.
     """
 
     chunks: npt.NDArray[np.int64]
     pointers: npt.NDArray[np.uint64]
     owners: object
     parts: Sequence[PartDestination | BoxDestination] = ()
+    devices: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.chunks)
+
+    def some(self, which: slice | list[bool]) -> Destinations:
+        """Those of them, without parts."""
+        devices = None if self.devices is None else self.devices[which]
+        return Destinations(self.chunks[which], self.pointers[which], self.owners, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)
