@@ -96,7 +96,7 @@ class Arrivals:
     Units of bytes that arrive in the background, by urgency; see tierload/arrivals.h.
     """
 
-    def __init__(self, manifests: list, manifest_of_part: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], units: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ranks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int) -> None: ...
+    def __init__(self, manifests: list, manifest_of_part: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], units: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ranks: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int, devices: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, streams: Sequence[tuple[int, int]] = []) -> None: ...
 
     def work(self) -> None:
         """
@@ -236,7 +236,7 @@ class Manifest:
     def key_of_page(self, arg: int, /) -> bytes:
         """The key, as UTF-8, of the first chunk that a page belongs to."""
 
-    def read(self, pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int, touched: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], progress: Progress | None) -> None:
+    def read(self, pages: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int, touched: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], progress: Progress | None, devices: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, streams: Sequence[tuple[int, int]] = [], landed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
         Reads and verifies parts of pages into memory; see read_pages in tierload/engine.h.
         """
@@ -404,7 +404,7 @@ class PageSet:
     """Pages to be saved; see tierload.layout.PagePlan."""
 
     @staticmethod
-    def of(pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hot: int = 0) -> PageSet:
+    def of(pointers: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], part_views: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], part_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], views: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts_of_page: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], item_sizes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], floating: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hot: int = 0, devices: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> PageSet:
         """
         `order`: which page is placed first, and so on; the first `hot` of them are hot.
         """
@@ -412,6 +412,25 @@ class PageSet:
     @property
     def staging_bytes(self) -> int:
         """What an arena needs to hold all of them."""
+
+    @property
+    def host_bytes(self) -> int:
+        """The same for those of which no accelerator has a byte."""
+
+    @property
+    def clone_bytes(self) -> list[tuple[int, int]]:
+        """What a clone needs of each accelerator, by its number."""
+
+class Clone:
+    """
+    A copy of pages where they are, in accelerators' memory; see tierload/clone.h.
+    """
+
+    def __init__(self, pages: PageSet, rooms: Sequence[tuple[int, int, int, int]]) -> None:
+        """`rooms`: number, address, bytes and stream, of each accelerator."""
+
+    def wait_done(self, seconds: float | None) -> bool:
+        """Whether it is made."""
 
 class Arena:
     """Memory that states are copied into; see tierload/staging.h."""
@@ -426,7 +445,7 @@ class Arena:
 class Staging:
     """A copy of pages as they were at one moment; see tierload/staging.h."""
 
-    def __init__(self, pages: PageSet, late: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], arena: Arena) -> None: ...
+    def __init__(self, pages: PageSet, late: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], arena: Arena, clone: Clone | None = None, streams: Sequence[tuple[int, int]] = []) -> None: ...
 
     def copy_now(self, threads: int) -> None: ...
 
@@ -496,7 +515,10 @@ class Save:
     @property
     def txid(self) -> int: ...
 
-    def write(self, pages: PageSet, staging: Staging | None, parents: Sequence[Manifest], compression: str, device_rate: float, read_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None) -> None: ...
+    def write(self, pages: PageSet, staging: Staging | None, parents: Sequence[Manifest], compression: str, device_rate: float, read_rate: float, threads: int, segment_bytes: int, flush_interval_ms: int, bucket: TokenBucket | None, background: bool, cancel: Cancel | None, progress: Progress | None, direct: object | None = None) -> None:
+        """
+        `direct` writes raw pages that accelerators have: a function of a segment's path and a list of offset in the file, address and length.
+        """
 
     def write_manifest(self, page_bytes: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dims: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: bytes, state: bytes, heats: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
 
@@ -549,6 +571,9 @@ class Save:
 
     @property
     def written_pages(self) -> int: ...
+
+    @property
+    def direct_pages(self) -> int: ...
 
     @property
     def segment_times(self) -> list[tuple[int, float]]:

@@ -23,6 +23,21 @@ class Cancel {
   std::atomic<bool> set_{false};
 };
 
+// Python's way of writing pages of accelerators: a function of a path and of (offset, address, length) of each.
+class DirectCall : public DirectWriter {
+ public:
+  explicit DirectCall(nb::object call) : call_(std::move(call)) {}
+  void write(const std::string& path, std::span<const Extent> extents) override {
+    const nb::gil_scoped_acquire acquire;
+    nb::list out;
+    for (const Extent& extent : extents) out.append(nb::make_tuple(extent.offset, extent.at, extent.length));
+    call_(path, out);
+  }
+
+ private:
+  const nb::object call_;
+};
+
 // What one rank does of an attempt to commit: rank 0 with its transaction, the others with what they write alone.
 // write, write_manifest, refer and flush need no lock of the store's; making one, commit and abort do.
 class Save {
@@ -38,8 +53,11 @@ class Save {
   void write(const PageSet& pages, Staging* staging, const std::vector<ManifestView*>& parents,
              const std::string& compression, double device_rate, double read_rate, unsigned threads,
              uint64_t segment_bytes, uint64_t flush_interval_ms, TokenBucket* bucket, bool background, Cancel* cancel,
-             Progress* progress) {
+             Progress* progress, const nb::object& direct) {
     WriteOptions options;
+    std::optional<DirectCall> call;
+    if (!direct.is_none()) options.direct = &call.emplace(direct);
+
     options.threads = threads;
     options.segment_bytes = segment_bytes;
     options.flush_interval = std::chrono::milliseconds(flush_interval_ms);
@@ -205,7 +223,10 @@ void bind_save(nb::module_& module) {
       .def("write", &Save::write, nb::arg("pages"), nb::arg("staging").none(), nb::arg("parents"),
            nb::arg("compression"), nb::arg("device_rate"), nb::arg("read_rate"), nb::arg("threads"),
            nb::arg("segment_bytes"), nb::arg("flush_interval_ms"), nb::arg("bucket").none(), nb::arg("background"),
-           nb::arg("cancel").none(), nb::arg("progress").none())
+           nb::arg("cancel").none(), nb::arg("progress").none(), nb::arg("direct").none() = nb::none(),
+           "`direct` writes raw pages that accelerators have: a function of a segment's path and a list of offset in "
+           "the "
+           "file, address and length.")
       .def("write_manifest", &Save::write_manifest, nb::arg("page_bytes"), nb::arg("chunks"), nb::arg("dims"),
            nb::arg("keys"), nb::arg("state"), nb::arg("heats").none() = nb::none())
       .def("refer", &Save::refer, nb::arg("row"),
@@ -238,6 +259,7 @@ void bind_save(nb::module_& module) {
       .def_prop_ro("raw_bytes", [](const Save& self) { return self.written().raw_bytes; })
       .def_prop_ro("written_bytes", [](const Save& self) { return self.written().written_bytes; })
       .def_prop_ro("written_pages", [](const Save& self) { return self.written().written_pages; })
+      .def_prop_ro("direct_pages", [](const Save& self) { return self.written().direct_pages; })
       .def_prop_ro(
           "segment_times",
           [](const Save& self) {

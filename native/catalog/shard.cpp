@@ -21,7 +21,7 @@ void ShardWriter::fail(const IoError& error, bool sync_failed) {
 
 bool ShardWriter::syncs() const { return rank_ == 0 || attempt_.mutant != Mutant::no_shard_sync; }
 
-void ShardWriter::open_segment(SegmentRow& row, uint64_t expected) {
+void ShardWriter::open_segment(SegmentRow& row, uint64_t expected, bool with_gaps) {
   check_usable();
   end_segment();
   wrote_something();
@@ -29,7 +29,13 @@ void ShardWriter::open_segment(SegmentRow& row, uint64_t expected) {
   const std::string path = row.path();
   segment_ = storage_.open(path, OpenMode::create);
   paths_.push_back(path);
-  appender_ = storage_.append(*segment_, path, expected);
+  appender_ = with_gaps ? storage_.Storage::append(*segment_, path, expected)
+                        : storage_.append(*segment_, path, expected);
+}
+
+void ShardWriter::skip(uint64_t bytes) {
+  check_usable();
+  appender_->skip(bytes);
 }
 
 void ShardWriter::append(std::span<const Bytes> parts) {

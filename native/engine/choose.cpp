@@ -18,13 +18,19 @@ double seconds_of_work() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+constexpr size_t fetched_share = 16;  // at most one page in so many is fetched from an accelerator to be tried
+
 // Some pages that lie together in memory, from all over the state; packed ones are small and few.
-std::vector<size_t> sample_pages(std::span<const PageSource> sources, size_t most, bool hot) {
+std::vector<size_t> sample_pages(const Sampling& sampling, bool hot) {
   std::vector<size_t> pages;
-  for (size_t page = 0; page < sources.size(); ++page) {
-    const PageSource& source = sources[page];
-    if (hot && !source.hot) continue;
+  size_t most = sampling.most;
+  for (size_t page = 0; page < sampling.sources.size(); ++page) {
+    const PageSource& source = sampling.sources[page];
+    if ((hot && !source.hot) || (!sampling.known.empty() && sampling.known[page])) continue;
     if (source.parts.size() == 1 && source.parts[0].view == nullptr && !source.packed) pages.push_back(page);
+  }
+  if (!pages.empty() && device_of(sampling.sources[pages[0]]) != 0) {
+    most = std::min(most, pages.size() / fetched_share + 1);
   }
   const size_t count = std::min(most, pages.size());
   std::vector<size_t> samples;
@@ -35,36 +41,34 @@ std::vector<size_t> sample_pages(std::span<const PageSource> sources, size_t mos
 // The bytes of sampled pages, once they are there, one at a time.
 class Sampled {
  public:
-  explicit Sampled(PageGate* gate) : gate_(gate) {}
-  Bytes of(const PageSource& source, size_t page) {
-    if (gate_ != nullptr) gate_->wait(page);
-    return bytes_.of(source, lanes_);
+  explicit Sampled(const Sampling& sampling) : sampling_(sampling) {}
+  Bytes of(size_t page) {
+    if (sampling_.gate != nullptr) sampling_.gate->wait(page);
+    return bytes_.of(sampling_.sources[page], lanes_);
   }
 
  private:
-  PageGate* const gate_;
+  const Sampling& sampling_;
   PageBytes bytes_;
   Lanes lanes_;
 };
 
 }  // namespace
 
-Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
-                               double device_rate, size_t most_samples) {
-  const std::vector<size_t> samples = sample_pages(sources, most_samples, false);
-  Sampled sampled(gate);
+Compression choose_compression(const Sampling& sampling, unsigned threads, double device_rate) {
+  const std::vector<size_t> samples = sample_pages(sampling, false);
+  Sampled sampled(sampling);
   CodecScratch scratch;
   double encoding = 0;
   double hashing = 0;
   uint64_t raw = 0;
   uint64_t stored = 0;
-  if (!samples.empty()) {  // the first one finds no memory to work in yet, and does not count
-    const PageSource& page = sources[samples[0]];
-    encode_page(sampled.of(page, samples[0]), page.item_size, page.floating, Compression::fast, scratch);
-  }
   for (const size_t number : samples) {
-    const PageSource& page = sources[number];
-    const Bytes bytes = sampled.of(page, number);
+    const PageSource& page = sampling.sources[number];
+    const Bytes bytes = sampled.of(number);
+    if (number == samples[0]) {  // the first time, it finds no memory to work in yet
+      encode_page(bytes, page.item_size, page.floating, Compression::fast, scratch);
+    }
     double start = seconds_of_work();
     tree_digest(bytes, page_leaf);
     hashing += seconds_of_work() - start;
@@ -84,9 +88,8 @@ Compression choose_compression(std::span<const PageSource> sources, PageGate* ga
   return compressed <= plain ? Compression::fast : Compression::off;
 }
 
-bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsigned threads, double read_rate,
-                      size_t most_samples) {
-  Sampled sampled(gate);
+bool raw_loads_faster(const Sampling& sampling, unsigned threads, double read_rate) {
+  Sampled sampled(sampling);
   CodecScratch encoder;
   CodecScratch decoder;
   std::vector<std::byte> decoded;
@@ -94,9 +97,9 @@ bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsig
   double hashing = 0;
   uint64_t raw = 0;
   uint64_t stored = 0;
-  for (const size_t number : sample_pages(sources, most_samples, true)) {
-    const PageSource& page = sources[number];
-    const Bytes bytes = sampled.of(page, number);
+  for (const size_t number : sample_pages(sampling, true)) {
+    const PageSource& page = sampling.sources[number];
+    const Bytes bytes = sampled.of(number);
     const Encoded encoded = encode_page(bytes, page.item_size, page.floating, Compression::fast, encoder);
     if (encoded.codec == Codec::raw) continue;  // it is raw in any case
     decoded.resize(bytes.size());

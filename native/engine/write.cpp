@@ -62,6 +62,7 @@ struct Slot {
   Encoded encoded;
   PageRow row;
   Parent* known = nullptr;  // that has it
+  bool direct = false;      // it is written without coming here
   bool ready = false;
 };
 
@@ -122,25 +123,51 @@ class PageWriter {
       if (there(sources_[page])) options_.gate->wait(page);
     }
     digests_ = device_digests(sources_);
+    known_.resize(sources_.size());
+    for (size_t page = 0; page < sources_.size(); ++page) {
+      if (digests_[page]) known_[page] = known(row_of(page)).first != nullptr;
+    }
+  }
+
+  PageRow row_of(size_t page) const {
+    PageRow row;
+    row.raw_digest = *digests_[page];
+    row.raw_length = static_cast<uint32_t>(sources_[page].parts[0].length);
+    return row;
+  }
+
+  // The parent's row of a page, and the parent, if any has it.
+  std::pair<const PageRow*, Parent*> known(const PageRow& row) {
+    for (Parent& parent : parents_) {
+      if (const PageRow* found = parent.find(row)) return {found, &parent};
+    }
+    return {nullptr, nullptr};
   }
 
   // Anything that needs only the page itself: may run on any thread, in any order.
   void prepare(size_t page, Slot& at, Lanes& lanes) {
     const PageSource& source = sources_[page];
     const bool digested = !digests_.empty() && digests_[page];
-    if (!digested) take(page, at, lanes);
-    at.row = {};
-    at.row.raw_digest = digested ? *digests_[page] : tree_digest(at.raw, page_leaf);
-    at.row.raw_length = static_cast<uint32_t>(digested ? source.parts[0].length : at.raw.size());
+    at.direct = false;
+    if (digested) {
+      at.row = row_of(page);
+    } else {
+      take(page, at, lanes);
+      at.row = {};
+      at.row.raw_digest = tree_digest(at.raw, page_leaf);
+      at.row.raw_length = static_cast<uint32_t>(at.raw.size());
+    }
     at.row.item_size = source.item_size;
+    const auto [found, parent] = known(at.row);
+    at.known = parent;
+    if (found) at.row = *found;
     at.row.flags = source.packed ? page_packed : 0;
-    at.known = nullptr;
-    for (Parent& parent : parents_) {
-      const PageRow* found = parent.find(at.row);
-      if (!found) continue;
-      at.row = *found;
-      at.row.flags = source.packed ? page_packed : 0;
-      at.known = &parent;
+    if (found) return;
+    if (digested && options_.direct && at.row.raw_length % sector == 0 && compression_of(source) == Compression::off) {
+      at.direct = true;
+      at.row.codec = static_cast<uint8_t>(Codec::raw);
+      at.row.stored_length = at.row.raw_length;
+      at.row.stored_digest = at.row.raw_digest;
       return;
     }
     if (digested) take(page, at, lanes);
@@ -165,8 +192,7 @@ class PageWriter {
   Compression compression() {
     std::call_once(chosen_, [this] {
       if (options_.device_rate) {
-        result_.compression =
-            choose_compression(samplable(), options_.gate, options_.threads, *options_.device_rate, options_.samples);
+        result_.compression = choose_compression(samplable(), options_.threads, *options_.device_rate);
       }
     });
     return result_.compression;
@@ -176,16 +202,16 @@ class PageWriter {
   bool hot_is_raw() {
     std::call_once(hot_chosen_, [this] {
       if (options_.read_rate) {
-        hot_is_raw_ =
-            raw_loads_faster(samplable(), options_.gate, options_.threads, *options_.read_rate, options_.samples);
+        hot_is_raw_ = raw_loads_faster(samplable(), options_.threads, *options_.read_rate);
       }
     });
     return hot_is_raw_;
   }
 
   // The pages that come whatever the others do.
-  std::span<const PageSource> samplable() const {
-    return sources_.first(options_.gate ? options_.gate->reach() : sources_.size());
+  Sampling samplable() const {
+    const size_t reach = options_.gate ? options_.gate->reach() : sources_.size();
+    return {sources_.first(reach), known_, options_.gate, options_.samples};
   }
 
   // Gives the page its place, in the order of sources, and queues what has to be written.
@@ -206,7 +232,7 @@ class PageWriter {
         at.row.flags = flags;
       } else {
         own_table_.insert(at.row.raw_digest, static_cast<uint32_t>(page));
-        put(at);
+        put(at, sources_[page]);
       }
     }
     result_.pages[page] = at.row;
@@ -222,12 +248,12 @@ class PageWriter {
     return static_cast<uint32_t>(result_.segments.size() - 1);
   }
 
-  void put(Slot& at) {
+  void put(Slot& at, const PageSource& source) {
     const uint64_t length = round_up(at.row.stored_length, sector);
     if (segment_open_ && (offset_ + length > options_.segment_bytes || due(length))) end_segment();
     if (!segment_open_) {
       SegmentRow row;
-      shard_.open_segment(row, std::min(options_.segment_bytes, bytes_left_));
+      shard_.open_segment(row, std::min(options_.segment_bytes, bytes_left_), options_.direct != nullptr);
       segment_open_ = true;
       open_segment_ = static_cast<uint32_t>(result_.segments.size());
       result_.segments.push_back(row);
@@ -236,13 +262,20 @@ class PageWriter {
     }
     at.row.segment = open_segment_;
     at.row.offset = offset_;
+    offset_ += length;
+    result_.written_bytes += length;
+    ++result_.written_pages;
+    if (at.direct) {
+      write_run();
+      shard_.skip(length);
+      extents_.push_back({at.row.offset, reinterpret_cast<uint64_t>(source.parts[0].base), length});
+      ++result_.direct_pages;
+      return;
+    }
     if (pending_.length + length > run_bytes_) write_run();
     pending_.length += length;
     pending_.parts.push_back(at.encoded.bytes);
     if (length > at.row.stored_length) pending_.parts.push_back(Bytes(zeros).first(length - at.row.stored_length));
-    offset_ += length;
-    result_.written_bytes += length;
-    ++result_.written_pages;
   }
 
   void flush() {
@@ -261,6 +294,10 @@ class PageWriter {
     const auto from = pace_.now();
     const auto throttled = throttled_;
     write_run();
+    if (!extents_.empty()) {
+      options_.direct->write(result_.segments[open_segment_].path(), extents_);
+      extents_.clear();
+    }
     shard_.end_segment();
     segment_open_ = false;
     result_.segments[open_segment_].size = offset_;
@@ -391,6 +428,8 @@ class PageWriter {
   std::vector<Parent> parents_;
   PageTable own_table_;
   std::vector<std::optional<Digest>> digests_;  // of pages that accelerators have; empty: of none
+  std::vector<uint8_t> known_;                  // 1 for those of them that a parent has
+  std::vector<DirectWriter::Extent> extents_;   // of the open segment, not written yet
   std::vector<Slot> slots_;
   WriteResult result_;
   bool segment_open_ = false;

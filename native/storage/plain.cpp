@@ -19,6 +19,7 @@ class PlainAppender : public Appender {
     file_.write(offset_, parts);
     for (const Bytes part : parts) offset_ += part.size();
   }
+  void skip(uint64_t bytes) override { offset_ += bytes; }
   void finish() override {}
 
  private:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tierload import _native
-from tierload.engine.loading import Filling, Source, batches
+from tierload.engine.accelerators import streams
+from tierload.engine.loading import Filling, Source, batches, devices_of
 from tierload.engine.pinned import PinnedPages
 from tierload.errors import CorruptPage, HotStartClosed
 from tierload.state import Arriving, Gate, LoadPlan
@@ -276,9 +277,10 @@ def _arrivals(
             if batch.holder not in holders:
                 holders.append(batch.holder)
             manifest = np.full(len(reads.pages), holders.index(batch.holder), np.uint32)
-            columns.append((manifest, reads.pages, reads.offsets, of_units, reads.pointers, reads.lengths))
-    columns = columns or [(*([np.empty(0, np.uint32)] * 4), *([np.empty(0, np.uint64)] * 2))]
-    manifests, pages, offsets, of_units, pointers, lengths = (
+            there = batch.devices[reads.owners]
+            columns.append((manifest, reads.pages, reads.offsets, of_units, reads.pointers, reads.lengths, there))
+    columns = columns or [(*([np.empty(0, np.uint32)] * 4), *([np.empty(0, np.uint64)] * 2), np.empty(0, np.uint8))]
+    manifests, pages, offsets, of_units, pointers, lengths, devices = (
         columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
     )
     return _native.Arrivals(
@@ -291,6 +293,8 @@ def _arrivals(
         of_units,
         ranks,
         workers,
+        devices,
+        streams(np.unique(devices[devices != 0]).tolist()),
     )
 
 
@@ -298,9 +302,10 @@ def _together(plans: Sequence[LoadPlan], units: npt.NDArray[np.uint32]) -> tuple
     """One plan of several, each of one chunk; and the unit of each of its chunks."""
     chunks = np.concatenate([plan.destinations.chunks for plan in plans])
     pointers = np.concatenate([plan.destinations.pointers for plan in plans])
+    devices = np.concatenate([devices_of(plan.destinations) for plan in plans])
     order = np.argsort(chunks, kind="stable")
     owners = [plan.destinations.owners for plan in plans]
-    destinations = Destinations(chunks[order], pointers[order], owners)
+    destinations = Destinations(chunks[order], pointers[order], owners, devices=devices[order])
     return LoadPlan(plans[0].chunks, destinations, (), {}, lambda: None), units[order]
 
 

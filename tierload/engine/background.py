@@ -25,7 +25,7 @@ from tierload.errors import InvalidRequest, SaveCancelled, SaveSkipped, StoreIOE
 from tierload.settings import Settings
 from tierload.types import SaveReport
 
-__all__ = ["Background", "Writer"]
+__all__ = ["Background", "Writer", "copy_threads"]
 
 _log = logging.getLogger("tierload")
 
@@ -176,8 +176,14 @@ class Background:
             *(pending.describe(), pending.waited, draft.page_set.staging_bytes),
         )
 
-    def prepare(self, nbytes: int, settings: Settings) -> None:
-        """Touches the memory for the copy of so many bytes, on a thread of its own."""
+    def prepare(self, nbytes: int, settings: Settings, pages: _native.PageSet | None = None) -> None:
+        """Touches the memory for the copy of so many bytes, on a thread of its own. What accelerators have of ``pages``
+        is cloned once."""
+        cloned = None if pages is None else self._clones.take(pages, settings.device_budget_bytes)
+        if pages is not None and cloned is not None:
+            self._clones.clone(pages, cloned).wait_done(None)
+            self._clones.give(cloned)
+            nbytes = pages.host_bytes
         arena = self._arenas.take(nbytes, settings.host_budget_bytes)
 
         def touch() -> None:

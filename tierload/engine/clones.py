@@ -47,7 +47,8 @@ class Clones:
         return _native.Clone(pages, [(one.number, one.pointer, one.nbytes, handles[one.number]) for one in memory])
 
     def give(self, memory: CloneMemory) -> None:
-        """Takes back what nobody uses any more. It is kept while as much again is free: training may come to need it."""
+        """Takes back what nobody uses any more. It is kept while as much again is free: training may come to need
+        it."""
         for one in memory:
             with self._lock:
                 keep = free_bytes(one.number) >= one.nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Protocol
 
@@ -12,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tierload import _native
+from tierload.engine.accelerators import streams
+from tierload.engine.direct import read_pages
 from tierload.errors import CorruptPage
 from tierload.layout import ManifestTable, ReadPlan
 from tierload.plan import LocalBox, copies, local_boxes
 from tierload.state import LoadPlan, WholeState
-from tierload.types import Box, BoxDestination, ChunkTable, Commit, PartDestination
+from tierload.types import Box, BoxDestination, ChunkTable, Commit, Destinations, PartDestination
 
-__all__ = ["Batch", "Filling", "Source", "Whole", "batches", "fill", "table_of"]
+__all__ = ["Batch", "Filling", "Source", "Whole", "batches", "devices_of", "devices_of_plan", "fill", "table_of"]
 
 _BATCH = 1 << 19  # runs of bytes that are planned at a time
 
@@ -75,17 +78,18 @@ class Whole:
             yield 0, chunk, Box((0,) * len(shape), shape)
 
 
-def fill(source: Source, plan: LoadPlan, threads: int, rank: int) -> None:
-    """Reads every destination of a plan and verifies every page that this touches; ``rank`` is who loads.
+def fill(source: Source, plan: LoadPlan, threads: int, rank: int, direct: str | None = None) -> None:
+    """Reads every destination of a plan and verifies every page that this touches; ``rank`` is who loads. ``direct`` is
+    the store's path where raw pages go past the processor into accelerators' memory.
 
     Raises:
         CorruptPage: A page is damaged. It names the commit, key, page, file and offset, and which keys of the target
             had been overwritten by then.
     """
-    filling = Filling(source, plan, threads)
+    filling = Filling(source, plan, threads, direct)
     try:
         for batch in batches(source, plan, rank):
-            filling.read(batch.holder, batch.reads, batch.chunks)
+            filling.read(batch.holder, batch.reads, batch.chunks, batch.devices)
     except CorruptPage as error:
         filling.tell_overwritten(error)
         raise
@@ -94,11 +98,13 @@ def fill(source: Source, plan: LoadPlan, threads: int, rank: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Parts of pages of one shard that are read at a time. The owner ``i`` of a part is a destination in chunk
-    ``chunks[i]`` of the plan. ``again`` plans the same ``reads`` anew, for whoever cannot keep them."""
+    ``chunks[i]`` of the plan, in the memory of accelerator ``devices[i]``. ``again`` plans the same ``reads`` anew, for
+    whoever cannot keep them."""
 
     holder: int
     reads: ReadPlan
     chunks: npt.NDArray[np.int64]
+    devices: npt.NDArray[np.uint8]
     again: Callable[[], ReadPlan]
 
 
@@ -109,9 +115,10 @@ def batches(source: Source, plan: LoadPlan, rank: int) -> Iterator[Batch]:
         table, destinations = source.table(0), plan.destinations
         if len(destinations):
             reads = table.plan_reads(destinations)
-            yield Batch(0, reads, destinations.chunks, lambda: table.plan_reads(destinations))
+            again = partial(table.plan_reads, destinations)
+            yield Batch(0, reads, destinations.chunks, devices_of(destinations), again)
     else:
-        wanted += [_of_chunk(plan, int(chunk), int(pointer)) for chunk, pointer in _pairs(plan)]
+        wanted += [_of_chunk(plan, *destination) for destination in _each(plan)]
     wanted.sort(key=lambda one: one.chunk)
     by_holder: defaultdict[int, _Runs] = defaultdict(_Runs)
     planned = 0
@@ -126,11 +133,23 @@ def batches(source: Source, plan: LoadPlan, rank: int) -> Iterator[Batch]:
         yield _batch(source, holder, runs)
 
 
-def _pairs(plan: LoadPlan) -> Iterator[tuple[int, int]]:
-    return zip(plan.destinations.chunks.tolist(), plan.destinations.pointers.tolist(), strict=True)
+def _each(plan: LoadPlan) -> Iterator[tuple[int, int, int]]:
+    to = plan.destinations
+    return zip(to.chunks.tolist(), to.pointers.tolist(), devices_of(to).tolist(), strict=True)
 
 
-def _of_chunk(plan: LoadPlan, chunk: int, pointer: int) -> BoxDestination:
+def devices_of_plan(plan: LoadPlan) -> list[int]:
+    """The accelerators that a load fills memory of."""
+    found = {part.device for part in plan.destinations.parts} | set(devices_of(plan.destinations).tolist())
+    return sorted(found - {0})
+
+
+def devices_of(to: Destinations) -> npt.NDArray[np.uint8]:
+    """The accelerator of each destination."""
+    return np.zeros(len(to), np.uint8) if to.devices is None else to.devices
+
+
+def _of_chunk(plan: LoadPlan, chunk: int, pointer: int, device: int) -> BoxDestination:
     """Memory for all of a chunk."""
     info = plan.chunks.info(chunk)
     size = item_bytes = info.nbytes // max(int(np.prod(info.sizes, dtype=np.int64)), 1)
@@ -139,7 +158,7 @@ def _of_chunk(plan: LoadPlan, chunk: int, pointer: int) -> BoxDestination:
         strides.append(size)
         size *= count
     whole = Box((0,) * len(info.sizes), info.sizes)
-    return BoxDestination(chunk, whole, pointer, tuple(reversed(strides)), item_bytes, plan.destinations.owners)
+    return BoxDestination(chunk, whole, pointer, tuple(reversed(strides)), item_bytes, plan.destinations.owners, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +223,8 @@ def _batch(source: Source, holder: int, runs: _Runs) -> Batch:
     table, pieces = source.table(holder), runs.pieces
     reads = _planned(table, pieces, runs.runs)
     chunks = np.array([piece.wanted.chunk for piece in pieces], np.int64)
-    return Batch(holder, reads, chunks, lambda: _planned(table, pieces, [piece.runs() for piece in pieces]))
+    devices = np.array([piece.wanted.device for piece in pieces], np.uint8)
+    return Batch(holder, reads, chunks, devices, lambda: _planned(table, pieces, [piece.runs() for piece in pieces]))
 
 
 def _planned(
@@ -222,21 +242,27 @@ def _planned(
 class Filling:
     """A load under way: what was read, and which chunks of the plan something was written for."""
 
-    def __init__(self, source: Source, plan: LoadPlan, threads: int) -> None:
+    def __init__(self, source: Source, plan: LoadPlan, threads: int, direct: str | None = None) -> None:
+        self._direct = direct
         self.source = source
         self.plan = plan
         self.threads = threads
         self.progress = _native.Progress()
         self._written: set[int] = set()
 
-    def read(self, holder: int, reads: ReadPlan, chunks: npt.NDArray[np.int64]) -> None:
-        """Reads parts of pages of one shard into memory; ``chunks`` are as in ``Batch``.
+    def read(self, holder: int, reads: ReadPlan, chunks: npt.NDArray[np.int64], devices: npt.NDArray[np.uint8]) -> None:
+        """Reads parts of pages of one shard into memory; ``chunks`` and ``devices`` are as in ``Batch``.
 
         Raises:
             CorruptPage: A page is damaged; what was overwritten is to be told (``tell_overwritten``).
         """
         touched = np.zeros(len(reads.pages), np.uint8)
+        there = devices[reads.owners]
+        landed = None
         try:
+            if self._direct is not None and there.any():
+                parts = self.source.manifest(holder), self.source.table(holder), reads, there
+                landed = read_pages(self._direct, *parts)
             self.source.manifest(holder).read(
                 pages=reads.pages,
                 offsets=reads.offsets,
@@ -245,6 +271,9 @@ class Filling:
                 threads=self.threads,
                 touched=touched,
                 progress=self.progress,
+                devices=there,
+                streams=streams(np.unique(there[there != 0]).tolist()),
+                landed=landed,
             )
         except CorruptPage as error:
             self.written(chunks, reads.owners[touched != 0])

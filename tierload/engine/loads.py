@@ -6,21 +6,25 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tierload.engine import devices
 from tierload.engine.company import company_of
+from tierload.engine.direct import choose_way
 from tierload.engine.heating import heat_in
 from tierload.engine.hot_start import HotOptions, HotStart, Stage
 from tierload.engine.job import place
-from tierload.engine.loading import Source, Whole, fill
+from tierload.engine.loading import Source, Whole, devices_of_plan, fill
 from tierload.engine.opened import OpenStore
 from tierload.engine.pinned import PinnedPages, pinned
 from tierload.engine.reading import CommitReader
 from tierload.engine.shards import Shards
 from tierload.errors import InvalidRequest
+from tierload.gds import Choice
 from tierload.state import Outline, plan_bind, plan_hot, plan_lazy, plan_load
-from tierload.types import Commit
+from tierload.types import Commit, LoadReport
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +34,8 @@ __all__ = ["LoadingStore"]
 
 class LoadingStore(OpenStore):
     """What ``Store`` does for those of its methods that load; see there."""
+
+    _chosen_way: Choice | None = None
 
     def load(
         self,
@@ -115,11 +121,23 @@ class LoadingStore(OpenStore):
                 company.refuse(error)
             raise
         company = company_of(self.settings, together, holders)
-        if company is None:
-            fill(source, plan, self._threads, here)
-        else:
+        io = self.io
+        if company is not None:
             company.fill(source, plan, self._threads)
-        return plan.finish()
+        elif devices_of_plan(plan):
+            way = self._way()
+            io = f"{io}; GPU: {way.why}"
+            fill(source, plan, self._threads, here, self.path if way.load == "gds" else None)
+        else:
+            fill(source, plan, self._threads, here)
+        result = plan.finish()
+        return replace(result, io=io) if isinstance(result, LoadReport) else result
+
+    def _way(self) -> Choice:
+        """Which way goes what accelerators have."""
+        if self._chosen_way is None:
+            self._chosen_way = choose_way(self.path, devices.remembered(self.path) or devices.UNKNOWN)
+        return self._chosen_way
 
     def hot_start(
         self,

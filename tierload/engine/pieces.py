@@ -144,6 +144,7 @@ def state_of(flat: FlatState, pieces: Sequence[Piece], document: bytes) -> FlatS
         pointers=np.array(pointers, np.uint64),
         strides=strides,
         item_sizes=flat.item_sizes[chunks],
+        devices=flat.devices[chunks],
         floating=flat.floating[chunks],
         document=document,
         outline=None,

@@ -12,8 +12,10 @@ import numpy as np
 from tierload import _native
 from tierload.engine.accelerators import synchronize
 from tierload.engine.devices import Device
+from tierload.engine.direct import written_pages
 from tierload.engine.values import encode_meta
 from tierload.errors import StoreIOError
+from tierload.gds import Choice
 from tierload.layout import PagePlan, Placement
 from tierload.settings import Settings
 from tierload.state import write_heat
@@ -100,15 +102,18 @@ def save_state(
     settings: Settings,
     effort: Effort,
     *,
+    path: str,
+    way: Choice | None,
     parent: int,
     threads: int,
     device: Device,
     bucket: _native.TokenBucket | None,
     committed: Callable[..., Commit],
 ) -> Saved:
-    """Writes a state and commits it. Pages that commit ``parent`` has are referenced (0: all are written). ``lock`` is
-    held while the catalog is used, and not while bytes are written. ``threads`` work (0: the caller alone); the rate of
-    ``device`` decides whether compression pays. ``committed`` calls ``Save.commit`` and gives the commit.
+    """Writes a state into the store at ``path`` and commits it; ``way`` is that of what accelerators have. Pages that
+    commit ``parent`` has are referenced (0: all are written). ``lock`` is held while the catalog is used, and not while
+    bytes are written. ``threads`` work (0: the caller alone); the rate of ``device`` decides whether compression pays.
+    ``committed`` calls ``Save.commit`` and gives the commit.
 
     Raises:
         StoreIOError: The disk is full (nothing has changed, earlier commits are whole) or failed (the writer is
@@ -123,21 +128,23 @@ def save_state(
         moved = native.direct_bytes
         if effort.staging is None:
             synchronize(draft.devices)
-        save.write(
-            pages=draft.page_set,
-            staging=effort.staging,
-            parents=[manifest] if manifest is not None else [],
-            compression=settings.compression,
-            device_rate=device.write,
-            read_rate=device.read,
-            threads=threads,
-            segment_bytes=settings.max_segment_size_mb << 20,
-            flush_interval_ms=settings.flush_interval_ms,
-            bucket=bucket,
-            background=effort.background,
-            cancel=effort.cancel,
-            progress=effort.progress,
-        )
+        with written_pages(path, way if bucket is None else None) as direct:
+            save.write(
+                pages=draft.page_set,
+                staging=effort.staging,
+                parents=[manifest] if manifest is not None else [],
+                compression=settings.compression,
+                device_rate=device.write,
+                read_rate=device.read,
+                threads=threads,
+                segment_bytes=settings.max_segment_size_mb << 20,
+                flush_interval_ms=settings.flush_interval_ms,
+                bucket=bucket,
+                background=effort.background,
+                cancel=effort.cancel,
+                progress=effort.progress,
+                direct=direct,
+            )
         effort.check()
         save.write_manifest(
             page_bytes=settings.page_bytes,
@@ -151,7 +158,7 @@ def save_state(
         commit = committed(
             save,
             step=draft.step,
-            meta=encode_meta(draft.meta | {"io": io_of(native, moved)}),
+            meta=encode_meta(draft.meta | {"io": io_of(native, moved, way, save.direct_pages)}),
             tags=[tag.encode("utf-8", "surrogatepass") for tag in draft.tags],
         )
     except StoreIOError as error:
@@ -183,11 +190,15 @@ def page_set(plan: PagePlan, placement: Placement | None = None) -> _native.Page
     )
 
 
-def io_of(native: _native.Store, before: int) -> str:
-    """Which way the pages went, for the commit's record."""
+def io_of(native: _native.Store, before: int, way: Choice | None = None, direct_pages: int = 0) -> str:
+    """Which way the pages went, for the commit's record; and those of accelerators, with the reason for it."""
     if native.direct_bytes > before:
-        return "direct"
-    return f"buffered: {native.stepped_down}" if native.stepped_down else "buffered"
+        io = "direct"
+    else:
+        io = f"buffered: {native.stepped_down}" if native.stepped_down else "buffered"
+    if way is None:
+        return io
+    return f"{io}; GPU: {way.why}" if way.save == "ring" or direct_pages else f"{io}; GPU: ring, nothing was raw"
 
 
 def out_of_space(error: StoreIOError, native: _native.Store, needed: int) -> StoreIOError:

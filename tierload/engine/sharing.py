@@ -73,8 +73,14 @@ class _Held:
 
     holder: int
     chunks: npt.NDArray[np.int64]
+    devices: npt.NDArray[np.uint8]
     pages: npt.NDArray[np.uint32]
     planned: Callable[[], ReadPlan]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is read by itself: into accelerators' memory, through pinned memory of this rank's own."""
+        return bool(self.devices.any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +126,13 @@ class _Sharing:
         for batch in batches(self._source, self._filling.plan, self._rank):
             pages = np.unique(batch.reads.pages)
             table = self._source.table(batch.holder).pages
-            needs.setdefault(batch.holder, np.zeros(len(table), np.bool_))[pages] = True
+            wanted = needs.setdefault(batch.holder, np.zeros(len(table), np.bool_))
+            if not batch.devices.any():
+                wanted[pages] = True
             keep = kept + len(batch.reads.pages) <= _KEPT_PARTS
             kept += len(batch.reads.pages) if keep else 0
             planned = partial(_same, batch.reads) if keep else batch.again
-            self._held.append(_Held(batch.holder, batch.chunks, pages, planned))
+            self._held.append(_Held(batch.holder, batch.chunks, batch.devices, pages, planned))
         for holder, wanted in needs.items():  # what does not fit a slot is read by whoever needs it
             wanted &= self._source.table(holder).pages["raw_length"] <= self._slot_bytes
         return _packed({"commit": self._source.commit.id}, needs)
@@ -224,11 +232,11 @@ class _Sharing:
         """What nobody else needs."""
         for held in self._held:
             shared = self._shared.get(held.holder)
-            if shared is None:
-                self._filling.read(held.holder, held.planned(), held.chunks)
+            if shared is None or held.alone:
+                self._filling.read(held.holder, held.planned(), held.chunks, held.devices)
             elif not shared[held.pages].all():
                 reads = held.planned()
-                self._filling.read(held.holder, _some(reads, ~shared[reads.pages]), held.chunks)
+                self._filling.read(held.holder, _some(reads, ~shared[reads.pages]), held.chunks, held.devices)
 
     def _waves(self, slots: int) -> Iterator[list[_Wave]]:
         """What the memory is filled with, one time after the other: the same on every rank."""
@@ -278,7 +286,7 @@ class _Sharing:
             first, last = wave.pages[0], wave.pages[-1]
             for held in by_holder[wave.holder]:
                 begin, end = np.searchsorted(held.pages, (first, last + 1))
-                if begin == end:
+                if begin == end or held.alone:
                     continue
                 reads = held.planned()
                 begin, end = np.searchsorted(reads.pages, (first, last + 1))

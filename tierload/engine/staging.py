@@ -24,8 +24,8 @@ class Snapshot:
     it calls ``settle`` before.
 
     ``settled`` is called once, by whatever thread sees first that nothing is left to copy. ``error`` is then set when
-    the copy is not of one moment. A ``clone`` of what accelerators have is in turn with their work: a step that is begun
-    after it does not change it, so nobody waits for it there.
+    the copy is not of one moment. A ``clone`` of what accelerators have is in turn with their work: a step that is
+    begun after it does not change it, so nobody waits for it there.
     """
 
     def __init__(

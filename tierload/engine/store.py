@@ -108,11 +108,12 @@ class Store(WritingStore):
         """Gets ready for asynchronous saves of a state like this (or, given an int, of so many bytes): what is needed
         only once is done now, or begun beside the caller. Without it the first save is slower than the others."""
         if isinstance(state, int):
-            nbytes = state
+            nbytes, pages = state, None
         else:
-            nbytes = self._draft(state, None, None, (), "", allow_pickle=False, heat=None).page_set.staging_bytes
+            pages = self._draft(state, None, None, (), "", allow_pickle=False, heat=None).page_set
+            nbytes = pages.staging_bytes
         self._device(nbytes)
-        self._in_background().prepare(nbytes, self.settings)
+        self._in_background().prepare(nbytes, self.settings, pages)
 
     def wait(self) -> None:
         """Returns when no save is in flight. Raises what went wrong in one that nobody has asked about."""

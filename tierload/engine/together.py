@@ -142,7 +142,7 @@ class _Together:
             has_bytes = rows["pages"] > 0
             pointers = np.zeros(len(rows), np.uint64)
             pointers[has_bytes] = places[rows["first_page"][has_bytes]] + within[has_bytes]
-            flat = replace(flat, pointers=pointers, strides={})
+            flat = replace(flat, pointers=pointers, strides={}, devices=np.zeros_like(flat.devices))
         return describe(flat, self._settings.per_rank, self._job.rank, self._settings.page_bytes, self._around.threads)
 
     def _agree(self, about: Description | BaseException) -> _Plan:

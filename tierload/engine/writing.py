@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tierload import _native
 from tierload.catalog import CatalogView
 from tierload.engine import devices, values
-from tierload.engine.background import Background
+from tierload.engine.accelerators import streams
+from tierload.engine.background import Background, copy_threads
 from tierload.engine.heating import table_of_meter
 from tierload.engine.job import Job
 from tierload.engine.loads import LoadingStore
@@ -94,6 +98,8 @@ class WritingStore(LoadingStore):
                 draft,
                 settings,
                 effort,
+                path=self.path,
+                way=self._way() if draft.devices else None,
                 parent=self._parent(settings),
                 threads=self._threads,
                 device=self._device(draft.nbytes),
@@ -104,6 +110,8 @@ class WritingStore(LoadingStore):
     def _write_together(self, job: Job, draft: Draft, effort: Effort, settings: Settings) -> Saved:
         if self._needs_reopening:
             self._reopen_if_needed(together=True)
+        if effort.staging is None and draft.devices:
+            effort = dataclasses.replace(effort, staging=_on_host(draft))
         around = Around(
             native=lambda: self._native,
             lock=self._lock,
@@ -312,6 +320,15 @@ class WritingStore(LoadingStore):
                 f"{self.path}: another call on this store is under way in this very thread, which a signal handler "
                 "interrupted; let the handler set a flag, and save at the next step"
             )
+
+
+def _on_host(draft: Draft) -> _native.Staging:
+    """A copy of a state in the host's memory: ranks that save together look at each other's bytes there."""
+    arena = _native.Arena(draft.page_set.staging_bytes)
+    now = np.zeros(len(draft.plan.packed), np.uint8)
+    staging = _native.Staging(draft.page_set, now, arena, None, streams(draft.devices))
+    staging.copy_now(copy_threads())
+    return staging
 
 
 def _row(rows: bytes, rank: int) -> bytes:

@@ -177,7 +177,8 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What ``load(into=..., strict=False)`` did: keys filled, and what did not match. Every field holds keys."""
+    """What ``load(into=..., strict=False)`` did: keys filled, and what did not match. Every field holds keys, but for
+    ``notes``, and ``io``: which way the bytes came, and why not a faster one."""
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -186,3 +187,4 @@ class LoadReport:
     dtypes: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    io: str = ""

@@ -68,6 +68,19 @@ class PageGate {
   virtual size_t reach() const = 0;
 };
 
+// Writes pages of accelerators into segments past the processor.
+class DirectWriter {
+ public:
+  struct Extent {
+    uint64_t offset = 0;  // in the file
+    uint64_t at = 0;      // in an accelerator's memory
+    uint64_t length = 0;  // whole blocks of 4 KiB
+  };
+  virtual ~DirectWriter() = default;
+  // Returns when the file has all of them; it need not be durable.
+  virtual void write(const std::string& path, std::span<const Extent> extents) = 0;
+};
+
 struct WriteOptions {
   unsigned threads = 0;  // workers beside the caller; 0: everything on the caller's thread, in a fixed order
   Compression compression = Compression::fast;
@@ -81,6 +94,7 @@ struct WriteOptions {
   TokenBucket* bucket = nullptr;                 // the cap on bytes a second; null: none
   const std::atomic<bool>* cancelled = nullptr;  // asked between pages and in waits
   bool background = false;                       // workers make room for others; the caller only on the disk
+  DirectWriter* direct = nullptr;                // for raw pages of accelerators, without a cap; null: they come here
   TimeSource* clock = &steady_time();            // what flush_interval and times are measured with
 };
 
@@ -95,21 +109,29 @@ struct WriteResult {
   uint64_t raw_bytes = 0;
   uint64_t written_bytes = 0;
   uint64_t written_pages = 0;
+  uint64_t direct_pages = 0;                    // of these, those that a DirectWriter wrote
   Compression compression = Compression::fast;  // what was used
   std::vector<SegmentTime> times;               // of the new segments, in order
   uint64_t late_segments = 0;                   // that took longer than the flush interval
   double throttled_seconds = 0;                 // waits for the bucket
 };
 
-// `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: some
-// pages are tried, at most `most_samples`, which takes milliseconds.
-Compression choose_compression(std::span<const PageSource> sources, PageGate* gate, unsigned threads,
-                               double device_rate, size_t most_samples);
+// Pages of which some are tried: the first ones, at most `most`; those with 1 in `known` (which may be empty) are not
+// worth a try, since they will not be written.
+struct Sampling {
+  std::span<const PageSource> sources;
+  std::span<const uint8_t> known;
+  PageGate* gate = nullptr;
+  size_t most = 8;
+};
+
+// `fast` where encoding these pages is faster than a device that takes `device_rate` bytes a second, else `off`: to try
+// some takes milliseconds.
+Compression choose_compression(const Sampling& sampling, unsigned threads, double device_rate);
 
 // Whether hot pages that `fast` makes smaller load faster when they are stored raw all the same: where decoding takes
 // longer than a device that gives `read_rate` bytes a second needs for what was saved. Some are tried, as above.
-bool raw_loads_faster(std::span<const PageSource> sources, PageGate* gate, unsigned threads, double read_rate,
-                      size_t most_samples);
+bool raw_loads_faster(const Sampling& sampling, unsigned threads, double read_rate);
 
 // Digests every page, references those that one of `parents` or this call already has, encodes and writes the others
 // into segments of `shard`, in order: the layout depends on the bytes alone, not on threads or time,

@@ -42,11 +42,13 @@ class ShardWriter {
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   // Begins a new segment file, for about `expected` bytes; the one before is complete. `row.size` is filled in by the
-  // caller. After a failure here and below the attempt can only be given up.
-  void open_segment(SegmentRow& row, uint64_t expected);
+  // caller. After a failure here and below the attempt can only be given up. `with_gaps`: skip() may be called.
+  void open_segment(SegmentRow& row, uint64_t expected, bool with_gaps = false);
   // Puts whole blocks of 4 KiB behind what the open segment has; the parts may be reused when it returns. flush() ends
   // a segment: what comes after it needs a new one.
   void append(std::span<const Bytes> parts);
+  // Somebody else writes so many bytes into the file, before the segment ends.
+  void skip(uint64_t bytes);
   // Makes the open segment, if there is one, complete and durable; flush() does it too.
   void end_segment();
   // Writes the shard and its mirror. Fills in rank, world size, epoch and txid of `parts`.

@@ -86,6 +86,8 @@ class Appender {
   // The parts may be reused when it returns, but their bytes may still be on their way: a failure is thrown by this
   // call, a later one, or finish(). Every call moves whole blocks of 4 KiB.
   virtual void append(std::span<const Bytes> parts) = 0;
+  // Somebody else writes the next bytes into the file. Throws UsageError where that cannot be.
+  virtual void skip(uint64_t bytes) = 0;
   // Waits until the file holds everything that was appended and nothing else; only sync() makes that durable. To be
   // destroyed without it gives the file up.
   virtual void finish() = 0;
