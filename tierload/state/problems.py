@@ -70,6 +70,8 @@ class Problems:
 
     def report(self, loaded: Sequence[str], cast: Sequence[str], notes: Sequence[str]) -> LoadReport:
         """The report of a load that went on in spite of them."""
-        every = {name: tuple(sorted(keys)) for name, keys in self._keys.items()}
+        missing, unexpected, shapes, dtypes = (
+            tuple(sorted(self._keys[name])) for name in ("missing", "unexpected", "shapes", "dtypes")
+        )
         told = [line for line in self.lines() if not line.endswith((_MISSING, _UNEXPECTED))]
-        return LoadReport(loaded=tuple(loaded), cast=tuple(cast), notes=(*notes, *told), **every)
+        return LoadReport(tuple(loaded), missing, unexpected, shapes, dtypes, tuple(cast), (*notes, *told))
