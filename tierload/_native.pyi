@@ -3,7 +3,7 @@ The native core of tierload; docs/ARCHITECTURE.md says what belongs here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy
 import numpy.typing
@@ -426,8 +426,13 @@ class Clone:
     A copy of pages where they are, in accelerators' memory; see tierload/clone.h.
     """
 
+    @overload
     def __init__(self, pages: PageSet, rooms: Sequence[tuple[int, int, int, int]]) -> None:
         """`rooms`: number, address, bytes and stream, of each accelerator."""
+
+    @overload
+    def __init__(self, earlier: Clone, rooms: Sequence[tuple[int, int, int, int]]) -> None:
+        """The same pages again, into the same rooms."""
 
     def wait_done(self, seconds: float | None) -> bool:
         """Whether it is made."""

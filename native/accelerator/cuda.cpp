@@ -84,7 +84,7 @@ class CudaLane : public Lane {
   void after(const std::shared_ptr<Moment>& moment) override;
   void to_host(std::byte* into, uint64_t from, uint64_t length) override;
   void to_device(uint64_t into, const std::byte* from, uint64_t length) override;
-  void copy(std::span<const DeviceCopy> copies) override;
+  void copy(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more) override;
   void digest(std::span<const DeviceRun> runs, uint64_t* leaves) override;
   std::shared_ptr<Moment> moment() override;
 
@@ -209,7 +209,9 @@ void CudaLane::to_device(uint64_t into, const std::byte* from, uint64_t length) 
   of_.to_device += length;
 }
 
-void CudaLane::copy(std::span<const DeviceCopy> copies) { launch(of_.copy_kernel(), copy_threads, copy_tiles(copies)); }
+void CudaLane::copy(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more) {
+  launch(of_.copy_kernel(), copy_threads, copy_tiles(copies, more));
+}
 
 void CudaLane::digest(std::span<const DeviceRun> runs, uint64_t* leaves) {
   launch(of_.digest_kernel(), digest_threads, digest_tiles(runs, leaves));

@@ -166,8 +166,10 @@ class FakeLane : public Lane {
     of_.to_device += length;
     add([=] { std::memcpy(reinterpret_cast<void*>(into), from, length); });
   }
-  void copy(std::span<const DeviceCopy> copies) override {
-    add([kept = std::vector(copies.begin(), copies.end())] {
+  void copy(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more) override {
+    std::vector<DeviceCopy> all(copies.begin(), copies.end());
+    all.insert(all.end(), more.begin(), more.end());
+    add([kept = std::move(all)] {
       for (const DeviceCopy& one : kept) {
         std::memcpy(reinterpret_cast<void*>(one.into), reinterpret_cast<const void*>(one.from), one.length);
       }

@@ -7,16 +7,18 @@
 namespace tierload {
 namespace {
 
-constexpr uint64_t copy_bytes = 256u << 10;
+constexpr uint64_t copy_bytes = 512u << 10;
 constexpr uint64_t digest_bytes = 32 * page_leaf;
 
 }  // namespace
 
-std::vector<Tile> copy_tiles(std::span<const DeviceCopy> copies) {
+std::vector<Tile> copy_tiles(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more) {
   std::vector<Tile> tiles;
-  for (const DeviceCopy& copy : copies) {
-    for (uint64_t at = 0; at < copy.length; at += copy_bytes) {
-      tiles.push_back({copy.from + at, copy.into + at, std::min(copy_bytes, copy.length - at)});
+  for (const std::span<const DeviceCopy> list : {copies, more}) {
+    for (const DeviceCopy& copy : list) {
+      for (uint64_t at = 0; at < copy.length; at += copy_bytes) {
+        tiles.push_back({copy.from + at, copy.into + at, std::min(copy_bytes, copy.length - at)});
+      }
     }
   }
   return tiles;

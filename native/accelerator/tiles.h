@@ -13,7 +13,7 @@ struct Tile {
   uint64_t length = 0;
 };
 
-std::vector<Tile> copy_tiles(std::span<const DeviceCopy> copies);
+std::vector<Tile> copy_tiles(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more = {});
 std::vector<Tile> digest_tiles(std::span<const DeviceRun> runs, const uint64_t* leaves);
 
 }  // namespace tierload

@@ -91,6 +91,14 @@ std::shared_ptr<PageSet> page_set(const Array<uint64_t>& pointers, const Array<u
   return set;
 }
 
+using Room = std::tuple<uint8_t, uint64_t, uint64_t, uint64_t>;
+
+std::vector<CloneRoom> rooms_of(const std::vector<Room>& rooms) {
+  std::vector<CloneRoom> given;
+  for (const auto& [device, at, bytes, stream] : rooms) given.push_back({device, at, bytes, stream});
+  return given;
+}
+
 // Without a number there is no end.
 std::chrono::nanoseconds of_seconds(std::optional<double> seconds) {
   using Nanoseconds = std::chrono::nanoseconds;
@@ -124,13 +132,16 @@ void bind_staging(nb::module_& module) {
   nb::class_<Clone>(module, "Clone", "A copy of pages where they are, in accelerators' memory; see tierload/clone.h.")
       .def(
           "__init__",
-          [](Clone* self, std::shared_ptr<PageSet> pages,
-             const std::vector<std::tuple<uint8_t, uint64_t, uint64_t, uint64_t>>& rooms) {
-            std::vector<CloneRoom> given;
-            for (const auto& [device, at, bytes, stream] : rooms) given.push_back({device, at, bytes, stream});
-            new (self) Clone(std::move(pages), given);
+          [](Clone* self, std::shared_ptr<PageSet> pages, const std::vector<Room>& rooms) {
+            new (self) Clone(std::move(pages), rooms_of(rooms));
           },
           nb::arg("pages"), nb::arg("rooms"), "`rooms`: number, address, bytes and stream, of each accelerator.")
+      .def(
+          "__init__",
+          [](Clone* self, const Clone& earlier, const std::vector<Room>& rooms) {
+            new (self) Clone(earlier, rooms_of(rooms));
+          },
+          nb::arg("earlier"), nb::arg("rooms"), "The same pages again, into the same rooms.")
       .def(
           "wait_done",
           [](Clone& self, std::optional<double> seconds) {

@@ -45,71 +45,77 @@ std::vector<CloneRoom> Clone::room_of(const PageSet& pages) {
 }
 
 Clone::Clone(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms)
-    : from_(std::move(from)), parts_(from_->sources.size()), sources_(from_->sources) {
+    : plan_(plan(std::move(from), rooms)) {
+  begin(rooms);
+}
+
+Clone::Clone(const Clone& earlier, std::span<const CloneRoom> rooms) : plan_(earlier.plan_) { begin(rooms); }
+
+std::shared_ptr<const Clone::Plan> Clone::plan(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms) {
+  auto made = std::make_shared<Plan>();
+  made->from = std::move(from);
+  made->sources = made->from->sources;
+  made->parts.resize(made->sources.size());
   std::map<uint8_t, CloneRoom> left;
   for (const CloneRoom& room : rooms) left[room.device] = room;
-  for (size_t page = 0; page < sources_.size(); ++page) {
-    const uint8_t device = device_among(sources_[page]);
-    if (device == 0) continue;
-    const uint64_t bytes = bytes_of_page(sources_[page]);
+  for (size_t page = 0; page < made->sources.size(); ++page) {
+    const PageSource& source = made->from->sources[page];
+    const uint8_t device = device_among(source);
+    if (device == 0) {
+      made->all = false;
+      continue;
+    }
+    const uint64_t bytes = bytes_of_page(source);
     const uint64_t place = round_up(bytes, place_alignment);
     CloneRoom& room = left[device];
     if (room.bytes < place) throw UsageError("a clone needs more room on accelerator " + std::to_string(device));
-    parts_[page] = {reinterpret_cast<const std::byte*>(room.at), bytes, nullptr, 0, device};
+    made->parts[page] = {reinterpret_cast<const std::byte*>(room.at), bytes, nullptr, 0, device};
+    made->sources[page].parts = std::span(&made->parts[page], 1);
+    uint64_t into = room.at;
     room.at += place;
     room.bytes -= place;
-    sources_[page].parts = std::span(&parts_[page], 1);
+    std::vector<DeviceCopy>& copies = made->copies[device];
+    for (const SourcePart& part : source.parts) {
+      if (part.device != device) {
+        made->elsewhere.push_back({part, device, into});
+        made->elsewhere_bytes += part.length;
+      } else if (!copies.empty() && copies.back().from + copies.back().length == address(part.base) &&
+                 copies.back().into + copies.back().length == into) {
+        copies.back().length += part.length;  // pages of one tensor lie together here as they do there
+      } else {
+        copies.push_back({address(part.base), into, part.length});
+      }
+      into += part.length;
+    }
   }
-  begin(rooms);
+  return made;
 }
 
 // One launch an accelerator. What pages have of other memory goes through pinned memory, which the accelerator reads by
 // itself: it is read once.
 void Clone::begin(std::span<const CloneRoom> rooms) {
-  std::map<uint8_t, std::vector<DeviceCopy>> copies;
   std::map<uint8_t, std::unique_ptr<Lane>> lanes;
-  std::vector<std::shared_ptr<Moment>> fetched;  // by other accelerators than the one that has the page
   for (const CloneRoom& room : rooms) lanes[room.device] = accelerator(room.device).lane_of(room.stream);
-  const auto is_elsewhere = [&](size_t page, const SourcePart& part) { return part.device != parts_[page].device; };
-  uint64_t elsewhere = 0;
-  for (size_t page = 0; page < sources_.size(); ++page) {
-    if (!has(page)) continue;
-    for (const SourcePart& part : from_->sources[page].parts) elsewhere += is_elsewhere(page, part) ? part.length : 0;
-  }
-  if (elsewhere > 0) from_host_ = accelerator(rooms.front().device).pin(elsewhere);
+  std::map<uint8_t, std::vector<DeviceCopy>> more;
+  std::vector<std::shared_ptr<Moment>> fetched;  // by other accelerators than the one that has the page
+  if (!plan_->elsewhere.empty()) from_host_ = accelerator(rooms.front().device).pin(plan_->elsewhere_bytes);
   MutableBytes free = from_host_ ? from_host_->memory() : MutableBytes();
-  for (size_t page = 0; page < sources_.size(); ++page) {
-    if (!has(page)) continue;
-    uint64_t into = address(parts_[page].base);
-    std::vector<DeviceCopy>& of_device = copies[parts_[page].device];
-    for (const SourcePart& part : from_->sources[page].parts) {
-      uint64_t at = address(part.base);
-      if (is_elsewhere(page, part)) {
-        const MutableBytes room = free.first(part.length);
-        free = free.subspan(part.length);
-        at = address(room.data());
-        if (part.device != 0) {
-          lanes.at(part.device)->to_host(room.data(), address(part.base), part.length);
-          fetched.push_back(lanes.at(part.device)->moment());
-        } else if (part.view) {
-          gather(*part.view, part.base, part.from, room);
-        } else {
-          std::memcpy(room.data(), part.base, part.length);
-        }
-      }
-      // Pages of one tensor lie together here as they do there.
-      if (!of_device.empty() && of_device.back().from + of_device.back().length == at &&
-          of_device.back().into + of_device.back().length == into) {
-        of_device.back().length += part.length;
-      } else {
-        of_device.push_back({at, into, part.length});
-      }
-      into += part.length;
+  for (const Elsewhere& one : plan_->elsewhere) {
+    const MutableBytes room = free.first(one.part.length);
+    free = free.subspan(one.part.length);
+    if (one.part.device != 0) {
+      lanes.at(one.part.device)->to_host(room.data(), address(one.part.base), one.part.length);
+      fetched.push_back(lanes.at(one.part.device)->moment());
+    } else if (one.part.view) {
+      gather(*one.part.view, one.part.base, one.part.from, room);
+    } else {
+      std::memcpy(room.data(), one.part.base, one.part.length);
     }
+    more[one.device].push_back({address(room.data()), one.into, one.part.length});
   }
-  for (const auto& [device, of_device] : copies) {
+  for (const auto& [device, copies] : plan_->copies) {
     for (const auto& moment : fetched) lanes.at(device)->after(moment);
-    lanes.at(device)->copy(of_device);
+    lanes.at(device)->copy(copies, more[device]);
     moments_.push_back(lanes.at(device)->moment());
   }
 }

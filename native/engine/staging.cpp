@@ -64,6 +64,12 @@ Staging::Staging(std::shared_ptr<const PageSet> from, std::span<const uint8_t> l
       owner_(::getpid()) {
   const std::vector<PageSource>& pages = from_->sources;
   if (late.size() != pages.size()) throw UsageError("`late` has to say something of each page");
+  if (clone_ && clone_->has_all()) {  // nothing is copied here
+    for (const PageSource& source : pages) raw_bytes_ += bytes_of_page(source);
+    copied_bytes_ = raw_bytes_;
+    reach_ = pages.size();
+    return;
+  }
   const uint64_t room = arena_->memory().size();
   whole_ = bytes_of(*from_, clone_ != nullptr) <= room;
   after_.resize(pages.size());
@@ -141,6 +147,10 @@ Staging::~Staging() {
 
 uint64_t Staging::place(size_t page) const {
   return static_cast<uint64_t>(parts_[page].base - arena_->memory().data());
+}
+
+std::span<const PageSource> Staging::sources() const {
+  return clone_ && clone_->has_all() ? clone_->sources() : sources_;
 }
 
 bool Staging::cloned(size_t page) const { return clone_ && clone_->has(page); }

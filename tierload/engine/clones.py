@@ -21,6 +21,7 @@ class Clones:
 
     def __init__(self) -> None:
         self._idle: list[DeviceMemory] = []
+        self._last: tuple[_native.PageSet, list[int], _native.Clone] | None = None
         self._lock = threading.Lock()
 
     def take(self, pages: _native.PageSet, budget: int) -> CloneMemory | None:
@@ -42,9 +43,18 @@ class Clones:
         return taken or None
 
     def clone(self, pages: _native.PageSet, memory: CloneMemory) -> _native.Clone:
-        """Begins to copy, in turn with what the caller gives its accelerators to do."""
+        """Begins to copy, in turn with what the caller gives its accelerators to do. The same pages are not planned
+        anew."""
         handles = dict(streams(one.number for one in memory))
-        return _native.Clone(pages, [(one.number, one.pointer, one.nbytes, handles[one.number]) for one in memory])
+        rooms = [(one.number, one.pointer, one.nbytes, handles[one.number]) for one in memory]
+        places = [one.pointer for one in memory]
+        known = self._last
+        if known is not None and known[0] is pages and known[1] == places:
+            clone = _native.Clone(known[2], rooms)
+        else:
+            clone = _native.Clone(pages, rooms)
+        self._last = pages, places, clone
+        return clone
 
     def give(self, memory: CloneMemory) -> None:
         """Takes back what nobody uses any more. It is kept while as much again is free: training may come to need
@@ -60,6 +70,7 @@ class Clones:
         """Gives what nobody uses back to the framework."""
         with self._lock:
             self._idle = []
+            self._last = None
 
     def _take(self, number: int, nbytes: int, budget: int) -> DeviceMemory | None:
         with self._lock:

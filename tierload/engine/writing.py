@@ -41,7 +41,7 @@ class WritingStore(LoadingStore):
     """What ``Store`` does for those of its methods that change something; see there."""
 
     _outline: object = None  # of the last state that was saved
-    _plan: PagePlan | None = None  # of its save
+    _plan: tuple[PagePlan, _native.PageSet] | None = None  # of its save
     _known: devices.Device | None = None  # asked once, and again before large saves while nothing is known
     _asked = False
     _bucket: tuple[float, _native.TokenBucket] | None = None  # by what bandwidth_cap_mbps was
@@ -201,16 +201,20 @@ class WritingStore(LoadingStore):
         flat = flatten(state, allow_pickle=allow_pickle, like=self._outline)
         self._outline = flat.outline
         sizes = self.settings.page_bytes, self.settings.pack_below_bytes
-        last = self._plan
+        last, pages = self._plan or (None, None)
         plan = (last and last.again(flat, *sizes)) or plan_pages(flat, *sizes)
-        self._plan = plan
+        if pages is None or plan is not last:
+            pages = page_set(plan)
+        self._plan = plan, pages
         if not self.together:
             _refuse_parts(flat)
         placement = None
         # Ranks that save together place what each of them writes, later; a copy has each chunk in one piece for that.
         if table is not None and not self.together:
             placement = place_pages(plan, table, self.settings.hot_budget_bytes)
-        return Draft(flat, plan, page_set(plan, placement), step, meta, values.tags_of(tags), table, placement)
+        if placement is not None:
+            pages = page_set(plan, placement)
+        return Draft(flat, plan, pages, step, meta, values.tags_of(tags), table, placement)
 
     def _committed(self, save: _native.Save, **record: Any) -> Commit:
         """The short part of a save, in which nobody else uses the catalog."""

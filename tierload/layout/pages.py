@@ -47,10 +47,14 @@ class PagePlan:
     sizes: tuple[int, int]
 
     def again(self, flat: FlatState, page_bytes: int, pack_below_bytes: int) -> PagePlan | None:
-        """The plan of a state whose chunks are the same, elsewhere in memory; None when they are not."""
+        """The plan of a state whose chunks are the same: this one, where they are in the same memory too, else another;
+        None when they are not."""
         if flat.chunks is not self.chunks or self.sizes != (page_bytes, pack_below_bytes):
             return None
-        return replace(self, pointers=flat.pointers[self.owners] + self.starts, devices=flat.devices[self.owners])
+        pointers, devices = flat.pointers[self.owners] + self.starts, flat.devices[self.owners]
+        if np.array_equal(pointers, self.pointers) and np.array_equal(devices, self.devices):
+            return self
+        return replace(self, pointers=pointers, devices=devices)
 
     def some(self, pages: npt.NDArray[np.int64]) -> PagePlan:
         """Some of the pages of a plan that packs none: every page has one part."""

@@ -56,7 +56,7 @@ class Lane {
   virtual void to_host(std::byte* into, uint64_t from, uint64_t length) = 0;
   virtual void to_device(uint64_t into, const std::byte* from, uint64_t length) = 0;
   // Copies within the accelerator's memory, all of them at a time; `from` may be pinned memory, too. None overlaps.
-  virtual void copy(std::span<const DeviceCopy> copies) = 0;
+  virtual void copy(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more = {}) = 0;
   // The digests of all leaves (docs/FORMAT.md section 3) of the runs, one run after the other, into pinned memory.
   virtual void digest(std::span<const DeviceRun> runs, uint64_t* leaves) = 0;
   virtual std::shared_ptr<Moment> moment() = 0;  // of all that was begun here so far

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -28,19 +29,36 @@ class Clone {
 
   // Begins to copy. Throws UsageError when there is less room than is needed, and AcceleratorError.
   Clone(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms);
+  // The same pages again, into the same rooms, now: nothing is planned anew.
+  Clone(const Clone& earlier, std::span<const CloneRoom> rooms);
 
   // Where all pages are: those of accelerators in one part each, the others as they were.
-  std::span<const PageSource> sources() const { return sources_; }
-  bool has(size_t page) const { return device_of(sources_[page]) != 0; }
+  std::span<const PageSource> sources() const { return plan_->sources; }
+  bool has(size_t page) const { return device_of(plan_->sources[page]) != 0; }
+  bool has_all() const { return plan_->all; }
   // Whether it is made, after up to so much time; a negative one has no end. Throws AcceleratorError.
   bool wait_done(std::chrono::nanoseconds timeout);
 
  private:
+  // A part of a page in other memory than that of the page's accelerator.
+  struct Elsewhere {
+    SourcePart part;
+    uint8_t device = 0;  // of the page
+    uint64_t into = 0;
+  };
+  struct Plan {
+    std::shared_ptr<const PageSet> from;
+    std::vector<SourcePart> parts;
+    std::vector<PageSource> sources;
+    std::map<uint8_t, std::vector<DeviceCopy>> copies;
+    std::vector<Elsewhere> elsewhere;
+    uint64_t elsewhere_bytes = 0;
+    bool all = true;
+  };
+  static std::shared_ptr<const Plan> plan(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms);
   void begin(std::span<const CloneRoom> rooms);
 
-  const std::shared_ptr<const PageSet> from_;
-  std::vector<SourcePart> parts_;
-  std::vector<PageSource> sources_;
+  const std::shared_ptr<const Plan> plan_;
   std::unique_ptr<PinnedMemory> from_host_;  // what pages have of other memory
   std::vector<std::shared_ptr<Moment>> moments_;
 };

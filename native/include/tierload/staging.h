@@ -79,7 +79,7 @@ class Staging : public PageGate {
   static uint64_t bytes_of(const PageSet& pages, bool cloned = false);
 
   // Where the copies are, in the order of the pages that they were made from.
-  std::span<const PageSource> sources() const { return sources_; }
+  std::span<const PageSource> sources() const;
   // Copies what must not change later, with the caller and up to `threads` - 1 others. In waves it waits for the
   // writer.
   void copy_now(unsigned threads);
