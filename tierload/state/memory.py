@@ -184,5 +184,5 @@ def no_memory(chunk: ChunkInfo | None = None) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        what = f"key {chunk.key!r} needs {chunk.nbytes} bytes" if chunk else "a tensor of the state needs more"
-        raise MemoryError(f"{what} of memory than there is: {error}") from error
+        what = f"key {chunk.key!r} needs {chunk.nbytes} bytes," if chunk else "a tensor of the state needs"
+        raise MemoryError(f"{what} more memory than there is: {error}") from error
