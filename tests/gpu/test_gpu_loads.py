@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 import tierload
 from tests.accelerators.disguise import assert_values
 from tests.gpu.test_gpu_saves import MIB, bits, noise
-from tests.hot.starts import damage
+from tests.hot.starts import damage, held
 from tierload import CorruptPage, Settings
 from tierload.engine import loads
 from tierload.gds import Choice
+from tierload.state import GatedTensor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,6 +89,47 @@ def test_training_goes_on_from_a_hot_start(tmp_path: Path) -> None:
     with tierload.hot_start(tmp_path / "s", model, optimizer) as boot:
         assert train(model, optimizer, range(5, 15)) == wanted
         boot.join()
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": False}, {"foreach": True}, {"fused": True}, {"capturable": True}], ids=str
+)
+def test_a_step_waits_for_states_that_arrive_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    x = torch.randn(16, 256, device="cuda")
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        return [value for state in optimizer.state.values() for value in state.values()]
+
+    model, optimizer = made()
+    train(model, optimizer)
+    tierload.save({"model": model, "optimizer": optimizer}, tmp_path / "s")
+    with held(monkeypatch) as go:
+        other, its = made()
+        boot = tierload.hot_start(tmp_path / "s", other, its)
+        assert all(type(state) is GatedTensor for state in states(its))
+        assert {state.device.type for state in states(its)} == {state.device.type for state in states(optimizer)}
+        threading.Timer(0.2, go.set).start()
+        found = train(other, its)
+    assert found == train(model, optimizer)
+    boot.join()
+    assert_values(bits(dict(other.state_dict())), bits(dict(model.state_dict())))
+    assert_values(bits(states(its)), bits(states(optimizer)))
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from alike import raw
-from fake_engine import bind, load, save
+from fake_engine import bind, load, run, save
 from models import TinyLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from two_ways import python_way
 
 from tierload import _native
-from tierload.state import RNG, flatten, tensors
+from tierload.state import RNG, flatten, plan_bind, tensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,3 +112,80 @@ def test_training_on_a_device_goes_on_alike(options):
     assert torch.equal(torch.rand(2, device="cuda", generator=theirs), drawn)
     steps = {state["step"].device.type for state in live.state.values()}
     assert steps == {"cuda" if options else "cpu"}
+
+
+class Made(TorchDispatchMode):
+    """The bytes of the largest tensor in the processor's memory that comes out of an operation."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.is_cpu:
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return found
+
+
+class Net(torch.nn.Module):
+    """With moments that are contiguous, and moments that are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.out = torch.nn.Linear(8, 100)
+        self.to("cuda", memory_format=torch.channels_last)
+
+    def trained(self, **options):
+        optimizer = torch.optim.AdamW(self.parameters(), **options)
+        for number, parameter in enumerate(self.parameters()):
+            parameter.grad = torch.full_like(parameter, 1.0 + number)
+        optimizer.step()
+        return optimizer
+
+
+@pytest.mark.skipif(bool(_native.accelerator_refusal(1)), reason="the core has no way to the device")
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize("way", [nullcontext, python_way], ids=["native", "python"])
+def test_states_of_a_fresh_optimizer_are_made_on_the_device(options, way):
+    model = Net()
+    optimizer = model.trained(**options)
+    saved = save({"model": model, "optimizer": optimizer})
+    other = Net()
+    live = torch.optim.AdamW(other.parameters())
+    torch.cuda.synchronize()
+    with way(), Made() as made:
+        plan = plan_bind(saved.document, saved.chunks, {"model": other, "optimizer": live})
+    spots = plan.destinations
+    columns = (spots.chunks.tolist(), spots.pointers.tolist(), spots.devices.tolist())
+    at = {saved.keys[chunk]: (pointer, device) for chunk, pointer, device in zip(*columns, strict=True)}
+    on_host = {key for key, (_, device) in at.items() if not device}
+    steps = {key for key in saved.keys if key.endswith("/step")}
+    assert on_host == (steps if not options or "amsgrad" in options else set())
+    assert made.largest <= 8, "the count of steps at most"
+    run(plan, saved)
+    assert live.state.keys() == set(other.parameters())
+    names = {parameter: name.replace("/", "~1") for name, parameter in other.named_parameters()}
+    for own, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        for name, value in optimizer.state[theirs].items():
+            got = live.state[own][name]
+            assert (got.dtype, got.device, got.stride()) == (value.dtype, value.device, value.stride()), name
+            assert raw(got.cpu()) == raw(value.cpu()), name
+            assert got.data_ptr() == at[f"optimizer/state/model~1{names[own]}/{name}"][0], "nothing was moved"
+
+
+@pytest.mark.skipif(bool(_native.accelerator_refusal(1)), reason="the core has no way to the device")
+def test_states_of_a_device_out_of_reach_are_moved_by_torch(monkeypatch):
+    model = Net()
+    optimizer = model.trained()
+    saved = save({"model": model, "optimizer": optimizer})
+    other = Net()
+    live = torch.optim.AdamW(other.parameters())
+    monkeypatch.setattr(tensors, "_number_of", lambda device: 0)
+    with python_way():
+        bind(saved, {"model": other, "optimizer": live})
+    for own, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert {name: value.device for name, value in live.state[own].items()} == {
+            name: value.device for name, value in optimizer.state[theirs].items()
+        }
+        assert raw(live.state[own]["exp_avg"].cpu()) == raw(optimizer.state[theirs]["exp_avg"].cpu())

@@ -25,7 +25,7 @@ from tierload.engine.pinned import PinnedPages
 from tierload.errors import HotStartTimeout, InvalidRequest
 from tierload.observe import Progress, size
 from tierload.settings import hot_bytes
-from tierload.state import Arriving, HotPlan
+from tierload.state import Arriving, HotPlan, device_of
 from tierload.tiers import (
     FirstUse,
     first_uses,
@@ -273,7 +273,7 @@ def _hot_regions(
     for number in order.tolist():
         unit = units[number]
         tensor = unit.tensors[0]
-        if unit.state or tensor.device.type != "cpu" or tensor.nbytes > budget_bytes:
+        if unit.state or not tensor.is_cpu or device_of(tensor) or tensor.nbytes > budget_bytes:
             continue
         budget_bytes -= tensor.nbytes
         regions.append((tensor.data_ptr(), tensor.nbytes))

@@ -20,7 +20,7 @@ from tierload.state.plan import LoadPlan, plan_load
 from tierload.state.registry import register_type
 from tierload.state.rng import RNG
 from tierload.state.sharding import is_spread, local_part
-from tierload.state.tensors import TORCH, is_plain_tensor
+from tierload.state.tensors import TORCH, device_of, is_plain_tensor
 
 __all__ = [
     "CODE_NAMES",
@@ -49,6 +49,7 @@ __all__ = [
     "WholeState",
     "await_tensors",
     "cut",
+    "device_of",
     "flatten",
     "is_plain_tensor",
     "is_spread",

@@ -112,6 +112,8 @@ class Binder:
         self.parts: list[PartDestination] = []  # of tensors that are spread over ranks
         self.meshes: dict[int, DeviceMesh] = {}  # over which they are, by identity
         self.touched: list[torch.Tensor] = []  # memory of theirs that is filled directly
+        self.made: dict[int, torch.Tensor] = {}  # by identity: filled like the target's own, which has them at the end
+        self.followed: list[torch.Tensor] = []  # parameters to whose devices states are moved when they are there
         self.modules: list[torch.nn.Module] = []
         self.fills: list[Fill] = []
         self.lost = Lost()

@@ -230,12 +230,12 @@ def _only_hands_out(states: Settled, optimizers: Iterable[torch.optim.Optimizer]
         and not states.binder.reader.late
         and not states.binder.reader.has_compounds
         and not states.destinations.parts
+        and all(parameter.is_cpu for parameter in states.binder.followed)  # others' states are copied
         and all(
             type(live).load_state_dict is base.load_state_dict
             and type(live).__setstate__.__module__.startswith("torch.optim.")  # they look at numbers only
             and not live._optimizer_load_state_dict_pre_hooks
             and not live._optimizer_load_state_dict_post_hooks
-            and all(one.device.type == "cpu" for group in live.param_groups for one in group["params"])
             for live in optimizers
         )
     )

@@ -17,7 +17,7 @@ from tierload.state.dtypes import BY_CODE, CODE_NAMES, DType
 from tierload.state.tensors import TORCH, device_of
 from tierload.types import BoxDestination, ChunkInfo, ChunkTable, Destinations, PartDestination
 
-__all__ = ["NO_CHUNKS", "Memory"]
+__all__ = ["NO_CHUNKS", "Memory", "no_memory"]
 
 _BYTES, _NUMBERS = np.empty(0, np.uint8), np.empty(0, np.int64)
 
@@ -76,17 +76,17 @@ class Memory:
     def fill_dict(self, nodes: dict[str, Any], into: dict[str, Any]) -> list[tuple[str, object]]:
         """Put what stands in a node into a dict, as far as that is scalars and plain tensors; key and node of the rest,
         whose places hold None."""
-        with _no_memory():
+        with no_memory():
             return self._table.fill_dict(nodes, into, _empty)
 
     def fill_list(self, nodes: list[Any], into: list[Any]) -> list[tuple[int, object]]:
         """The same for a list."""
-        with _no_memory():
+        with no_memory():
             return self._table.fill_list(nodes, into, _empty)
 
     def fill_pairs(self, pairs: list[Any], into: Any) -> list[tuple[Any, object]] | None:
         """The same for pairs of key and node; None when a key is no scalar."""
-        with _no_memory():
+        with no_memory():
             return self._table.fill_pairs(pairs, into, _empty)
 
     def bind(self, live: Any, nodes: dict[Any, Any]) -> list[Any]:
@@ -107,7 +107,7 @@ class Memory:
     def whole(self, number: int) -> torch.Tensor | None:
         """The tensor that is a whole chunk, the same each time; None when the chunk's memory is another's."""
         chunk, _ = self.row(number)
-        with _no_memory(chunk):
+        with no_memory(chunk):
             tensor = self._table.whole(number, _empty)
         assert tensor is None or isinstance(tensor, torch.Tensor)
         return tensor
@@ -117,7 +117,7 @@ class Memory:
         tensor = self._table.get(number) if self.has_tensor(number) else None
         if tensor is None:
             chunk, row = self.row(number)
-            with _no_memory(chunk):
+            with no_memory(chunk):
                 tensor = torch.empty((chunk.nbytes // row.size,), dtype=row.torch, device="cpu")
             self._table.put(number, tensor)
         assert isinstance(tensor, torch.Tensor)
@@ -146,7 +146,7 @@ class Memory:
             raise CorruptStore(f"key {chunk.key!r} is used twice in the state document")
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != chunk.nbytes:
             raise CorruptStore(f"key {chunk.key!r}: {chunk.nbytes} bytes for an array {tuple(shape)} of {dtype}")
-        with _no_memory(chunk):
+        with no_memory(chunk):
             array = np.empty(shape, dtype, order="F" if order == "F" else "C")
         self._table.put(chunk.number, None)
         self._arrays[chunk.number] = array
@@ -179,10 +179,10 @@ def _empty(code: int, sizes: list[int]) -> torch.Tensor:
 
 
 @contextmanager
-def _no_memory(chunk: ChunkInfo | None = None) -> Iterator[None]:
+def no_memory(chunk: ChunkInfo | None = None) -> Iterator[None]:
     """What torch and numpy raise when there is no memory left, as the error for it."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        what = f"key {chunk.key!r} needs {chunk.nbytes} bytes" if chunk else "a tensor of the state needs more"
-        raise MemoryError(f"{what} of memory than there is: {error}") from error
+        what = f"key {chunk.key!r} needs {chunk.nbytes} bytes," if chunk else "a tensor of the state needs"
+        raise MemoryError(f"{what} more memory than there is: {error}") from error

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tierload.state.compound_binding import is_handed_over
 from tierload.state.cut_states import refuse_of_another_cut
 from tierload.state.keys import Path
 from tierload.state.leaf_binding import bind_stateful
 from tierload.state.live_parameters import LiveParameters
 from tierload.state.members import OptimizerNode
-from tierload.state.nodes import tag_of
 from tierload.state.optimizer_dicts import stored_optimizer
+from tierload.state.optimizer_states import State, bind_state, home_of
 from tierload.state.optimizers import parameters_of
-from tierload.state.spread_binding import fresh_for
 from tierload.state.wrappers import ADVICE, has_wrapper_element
 
 if TYPE_CHECKING:
@@ -165,15 +163,12 @@ def _equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(plain) and first == second
 
 
-State = list[tuple[Any, Path, object, torch.Tensor | None]]
-"""Name, place and node of each part of a parameter's state, and the live tensor that is filled where there is one."""
-
-
 def _bind_states(
     binder: Binder, live: torch.optim.Optimizer, match: _Match, parameters: list[torch.Tensor]
 ) -> dict[Any, State | tuple[object, Path]]:
     """What becomes of the saved states, by live position or by the key that torch itself uses."""
     bound: dict[Any, State | tuple[object, Path]] = {}
+    _, group_at = _new_groups(live, match, match.groups)
     for key, node, place in match.saved.states:
         if not binder.wants_any(node, place):
             continue
@@ -184,21 +179,9 @@ def _bind_states(
             if not _fits(binder, parameters[key], match.saved.names[position], node, place):
                 del match.live_of[position]  # it keeps the state that it has
                 continue
-            tag, content = tag_of(node)
-            if tag in ("d", "map", "odict", "ddict"):
-                current = live.state.get(parameters[key], {})
-                current = current if isinstance(current, dict) else {}
-                stored, rest = binder.bind_alike(current, tag, content, place)
-                parts: State = [(name, place, None, old) for name, old in current.items() if name not in rest]
-                for name, (spot, inner) in stored.items():
-                    old = current.get(name)
-                    target = old if isinstance(old, torch.Tensor) and binder.fill_if_alike(old, inner, spot) else None
-                    if target is None and name != "step":  # which torch keeps plain, also of a parameter of one element
-                        target = fresh_for(binder, parameters[key], inner, spot)
-                    if target is None and is_handed_over(binder, None, inner, spot):
-                        binder.reader.unfiltered(inner, spot)
-                        binder.loaded.append(spot)
-                    parts.append((name, spot, inner, target))
+            parameter = parameters[key]
+            parts = bind_state(binder, parameter, group_at[id(parameter)], live.state.get(parameter, {}), node, place)
+            if parts is not None:
                 bound[key] = parts
                 continue
         binder.reader.unfiltered(node, place)
@@ -230,15 +213,7 @@ def _apply(
 ) -> None:
     """Give the optimizer exactly the states and hyperparameters that are stored."""
     reader = binder.reader
-    saved_groups = reader.unfiltered(*match.saved.groups)
-    groups: list[dict[str, Any]] = []
-    group_at: dict[int, dict[str, Any]] = {}
-    for at, group in enumerate(live.param_groups):
-        source = match.group_of.get(at)
-        hyper = _hyper(group) if source is None else _hyper(saved_groups[source])
-        names = {"param_names": group["param_names"]} if "param_names" in group else {}
-        groups.append({"params": group["params"], **names, **hyper})
-        group_at |= {id(parameter): groups[-1] for parameter in group["params"]}
+    groups, group_at = _new_groups(live, match, reader.unfiltered(*match.saved.groups))
     positions = {id(parameter): number for number, parameter in enumerate(parameters)}
     matched = set(match.live_of.values())
     state: dict[Any, Any] = {}
@@ -255,18 +230,26 @@ def _apply(
         for name, place, node, target in parts:
             value = reader.unfiltered(node, place) if target is None else target
             if isinstance(value, torch.Tensor) and target is None:
-                value = _on_device(value, name, parameter, group_at[id(parameter)])
+                value = value.to(home_of(name, parameter, group_at[id(parameter)]))  # never to another dtype
             own[name] = value
         state[key] = own
     _set(live, state, groups, positions, reader.unfiltered(*match.saved.rest))
     binder.loaded.append(path)
 
 
-def _on_device(value: torch.Tensor, name: object, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """A state on the device that torch keeps it on; its dtype is never changed."""
-    if name == "step" and not (group.get("capturable") or group.get("fused")):
-        return value
-    return value.to(parameter.device)
+def _new_groups(
+    live: torch.optim.Optimizer, match: _Match, saved: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
+    """The groups with the hyperparameters of the saved ones; and each parameter's, by its identity."""
+    groups: list[dict[str, Any]] = []
+    group_at: dict[int, dict[str, Any]] = {}
+    for at, group in enumerate(live.param_groups):
+        source = match.group_of.get(at)
+        hyper = _hyper(group) if source is None else _hyper(saved[source])
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        groups.append({"params": group["params"], **names, **hyper})
+        group_at |= {id(parameter): groups[-1] for parameter in group["params"]}
+    return groups, group_at
 
 
 def _set(

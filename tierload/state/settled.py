@@ -48,8 +48,9 @@ class Settled:
         bound, self.bound_tensors = memory.bound()
         self.bound = bound.tolist()
         self.fills.touch([*self.bound_tensors, *binder.touched])
-        self.in_place = frozenset(number for number, _ in self.fills.direct).union(
-            self.bound, (part.chunk for part in binder.parts)
+        filled = [*self.fills.direct, *zip(self.bound, self.bound_tensors, strict=True)]
+        self.in_place = frozenset(number for number, live in filled if id(live) not in binder.made).union(
+            part.chunk for part in binder.parts
         )
         self.destinations = memory.destinations(self.fills.direct, binder.parts)
         binder.lost.shut({id(live) for live in (*self.bound_tensors, *(fill.live for fill in binder.fills))})
