@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <deque>
+#include <thread>
 
 #include "accelerator/driver.h"
 #include "accelerator/kinds.h"
@@ -22,6 +23,7 @@ constexpr char digest_image[] =
     ;
 constexpr unsigned digest_threads = 256;  // eight for each of the leaves of a tile
 constexpr unsigned copy_threads = 512;
+constexpr size_t one_by_one = 2000;  // copies: a few milliseconds
 
 // The driver's calls work with the context that is current on the thread; the framework's own is put back.
 class Current {
@@ -146,6 +148,20 @@ class Cuda : public Accelerator {
 
   Function digest_kernel() { return digest_.of(*this, digest_image, "tierload_digest"); }
   Function copy_kernel() { return copy_.of(*this, copy_image, "tierload_copy"); }
+  // If not, it is from now on being translated.
+  bool copy_kernel_is_there() {
+    std::call_once(asked_, [this] {
+      std::thread([this] {
+        try {
+          copy_kernel();
+        } catch (const AcceleratorError&) {
+          return;  // whoever needs it meets the same
+        }
+        copy_is_there_ = true;
+      }).detach();
+    });
+    return copy_is_there_;
+  }
 
   const Driver& driver;
   Context context = nullptr;
@@ -181,6 +197,8 @@ class Cuda : public Accelerator {
   PinnedPool pool_{[this](uint64_t bytes) { return allocate(bytes); }, [this](std::byte* at) { driver.host_free(at); }};
   Kernel digest_;
   Kernel copy_;
+  std::once_flag asked_;
+  std::atomic<bool> copy_is_there_{false};
   std::mutex mutex_;
   std::deque<Table> tables_;
 };
@@ -209,8 +227,18 @@ void CudaLane::to_device(uint64_t into, const std::byte* from, uint64_t length) 
   of_.to_device += length;
 }
 
+// Before the kernel is there, few copies are begun one by one: the first clone of a process does not wait for it.
 void CudaLane::copy(std::span<const DeviceCopy> copies, std::span<const DeviceCopy> more) {
-  launch(of_.copy_kernel(), copy_threads, copy_tiles(copies, more));
+  if (copies.size() + more.size() > one_by_one || of_.copy_kernel_is_there()) {
+    launch(of_.copy_kernel(), copy_threads, copy_tiles(copies, more));
+    return;
+  }
+  const Current current(of_.driver, of_.context);
+  for (const std::span<const DeviceCopy> list : {copies, more}) {
+    for (const DeviceCopy& one : list) {
+      of_.driver.check(of_.driver.copy(one.into, one.from, one.length, stream_), "cuMemcpyAsync");
+    }
+  }
 }
 
 void CudaLane::digest(std::span<const DeviceRun> runs, uint64_t* leaves) {

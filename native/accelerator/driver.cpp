@@ -33,6 +33,7 @@ std::string load(Driver& driver) {
   find(library, "cuMemFree_v2", driver.free, missing);
   find(library, "cuMemcpyDtoHAsync_v2", driver.to_host, missing);
   find(library, "cuMemcpyHtoDAsync_v2", driver.to_device, missing);
+  find(library, "cuMemcpyAsync", driver.copy, missing);
   find(library, "cuStreamCreate", driver.stream_create, missing);
   find(library, "cuStreamDestroy_v2", driver.stream_destroy, missing);
   find(library, "cuStreamSynchronize", driver.stream_synchronize, missing);

@@ -47,6 +47,7 @@ struct Driver {
   Result (*free)(Pointer at);
   Result (*to_host)(void* into, Pointer from, size_t bytes, Stream stream);
   Result (*to_device)(Pointer into, const void* from, size_t bytes, Stream stream);
+  Result (*copy)(Pointer into, Pointer from, size_t bytes, Stream stream);  // between any memory
   Result (*stream_create)(Stream* stream, unsigned flags);
   Result (*stream_destroy)(Stream stream);
   Result (*stream_synchronize)(Stream stream);

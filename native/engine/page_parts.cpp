@@ -19,6 +19,8 @@ bool PageParts::straight(const Want& want) const {
          parts_[want.first_part].into.size() == want.row->raw_length;
 }
 
+bool PageParts::in_place(const Want& want) const { return straight(want) && device(want) == 0; }
+
 uint8_t PageParts::device(const Want& want) const {
   for (uint32_t i = want.first_part; i < want.first_part + want.parts; ++i) {
     if (parts_[i].device != 0) return parts_[i].device;
@@ -47,7 +49,7 @@ std::vector<Group> PageParts::group(std::vector<Want>& wants) const {
       const uint64_t sectors_end = round_up(last_end, sector);
       const uint64_t gaps = last.gaps + (row.offset > sectors_end ? row.offset - sectors_end : 0);
       const uint32_t apart = std::max(rank, want.rank) - std::min(rank, want.rank);
-      if (before.file == want.file && !straight(before) && !straight(want) && apart <= ranks_apart &&
+      if (before.file == want.file && !in_place(before) && !in_place(want) && apart <= ranks_apart &&
           end - last.offset <= call_bytes_ && gaps <= (end - last.offset) / gaps_share) {
         last.end = i + 1;
         last.length = std::max(last_end, end) - last.offset;
@@ -66,7 +68,7 @@ std::vector<Fetch::Range> PageParts::ranges(std::span<const Want> wants, std::sp
   for (const Group& group : groups) {
     const Want& first = wants[group.first];
     Fetch::Range range{first.file, group.offset, group.length, nullptr};
-    if (straight(first) && device(first) == 0) range.into = parts_[first.first_part].into.data();
+    if (in_place(first)) range.into = parts_[first.first_part].into.data();
     out.push_back(range);
   }
   return out;
@@ -106,7 +108,7 @@ void PageParts::finish(const Want& want, Bytes extent, PageScratch& scratch, std
   } else if (row.raw_digest != row.stored_digest) {
     throw CorruptError("the two digests of a raw page differ");
   }
-  if (straight(want) && there == 0) return;
+  if (in_place(want)) return;
   for (uint32_t i = want.first_part; i < want.first_part + want.parts; ++i) {
     const PagePart& part = parts_[i];
     const Bytes from = page.subspan(part.page_offset, part.into.size());

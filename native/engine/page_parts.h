@@ -48,8 +48,10 @@ class PageParts {
   // Sorts wants by file and offset, and groups those that lie close together and are wanted at about the same time.
   std::vector<Group> group(std::vector<Want>& wants) const;
   std::vector<Fetch::Range> ranges(std::span<const Want> wants, std::span<const Group> groups) const;
-  // A raw page that goes whole to one place is read straight into it, so it is a group of its own.
+  // Whether it is a raw page that goes whole to one place.
   bool straight(const Want& want) const;
+  // In the processor's memory such a page is read straight into it, so it is a group of its own.
+  bool in_place(const Want& want) const;
   // The accelerator that a page has parts for; 0: none.
   uint8_t device(const Want& want) const;
   // What a thread needs for calls whose bytes accelerators copy from: which of them, and how much at a time.

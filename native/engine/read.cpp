@@ -75,7 +75,7 @@ class PageReader {
 
   void use(const Fetch::Arrival& arrival, const Group& group, PageScratch& scratch) {
     const Want& first = wants_[group.first];
-    if (parts_.straight(first)) touched_[first.first_part] = 1;
+    if (parts_.in_place(first)) touched_[first.first_part] = 1;
     for (size_t i = group.first; i < group.end && !stop_; ++i) {
       const Want& want = wants_[i];
       const PageRow& row = *want.row;

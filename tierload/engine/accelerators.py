@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tierload import _native
 
-__all__ = ["DeviceMemory", "allocate", "free_bytes", "streams", "synchronize"]
+__all__ = ["DeviceMemory", "allocate", "free_bytes", "present", "streams", "synchronize"]
 
 _ALIGNMENT = 4096
 
@@ -38,6 +40,11 @@ def allocate(number: int, nbytes: int) -> DeviceMemory | None:
     except torch.cuda.OutOfMemoryError:
         return None
     return DeviceMemory(number, -(-tensor.data_ptr() // _ALIGNMENT) * _ALIGNMENT, nbytes, (tensor, pool))
+
+
+def present(devices: npt.NDArray[np.uint8]) -> list[int]:
+    """Which accelerators there are among the numbers of places; 0, the processor, is none."""
+    return [number for number in np.flatnonzero(np.bincount(devices)).tolist() if number]
 
 
 def free_bytes(number: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierload import _native
-from tierload.engine.accelerators import streams
+from tierload.engine.accelerators import present, streams
 from tierload.engine.loading import Filling, Source, batches, devices_of
 from tierload.engine.pinned import PinnedPages
 from tierload.errors import CorruptPage, HotStartClosed
@@ -294,7 +294,7 @@ def _arrivals(
         ranks,
         workers,
         devices,
-        streams(np.unique(devices[devices != 0]).tolist()),
+        streams(present(devices)),
     )
 
 

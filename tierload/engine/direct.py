@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tierload import _native, gds
 from tierload.engine import devices
-from tierload.engine.accelerators import synchronize
+from tierload.engine.accelerators import present, synchronize
 from tierload.gds.probe import probe
 from tierload.layout import ManifestTable, ReadPlan
 
@@ -66,7 +66,7 @@ def read_pages(
         row = rows[number]
         extent = gds.Extent(int(row["offset"]), int(reads.pointers[number]), int(row["raw_length"]))
         by_segment[int(row["segment"])].append(extent)
-    synchronize(np.unique(there[there != 0]).tolist())  # whatever used this memory before
+    synchronize(present(there))  # whatever used this memory before
     with gds.GdsFiles() as files:
         for segment, extents in by_segment.items():
             files.read(os.path.join(path, manifest.segment_path(segment)), extents)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierload import _native
-from tierload.engine.accelerators import streams
+from tierload.engine.accelerators import present, streams
 from tierload.engine.direct import read_pages
 from tierload.errors import CorruptPage
 from tierload.layout import ManifestTable, ReadPlan
@@ -272,7 +272,7 @@ class Filling:
                 touched=touched,
                 progress=self.progress,
                 devices=there,
-                streams=streams(np.unique(there[there != 0]).tolist()),
+                streams=streams(present(there)),
                 landed=landed,
             )
         except CorruptPage as error:

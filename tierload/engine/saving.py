@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tierload import _native
-from tierload.engine.accelerators import synchronize
+from tierload.engine.accelerators import present, synchronize
 from tierload.engine.devices import Device
 from tierload.engine.direct import written_pages
 from tierload.engine.values import encode_meta
@@ -43,7 +43,7 @@ class Draft:
     @property
     def devices(self) -> list[int]:
         """The accelerators that have any of it, by their numbers."""
-        return [int(number) for number in np.unique(self.flat.devices) if number]
+        return present(self.flat.devices)
 
     @property
     def nbytes(self) -> int:

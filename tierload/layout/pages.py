@@ -137,7 +137,7 @@ def _skips(chunks: ChunkTable, large: npt.NDArray[np.int64], page_bytes: int) ->
     begins = chunks.dims[chunks.dims_at[large[within]] + chunks.ndims[large[within]]]
     within = within[begins > 0]
     ndims = chunks.ndims[large[within]]
-    for ndim in np.unique(ndims).tolist():
+    for ndim in np.flatnonzero(np.bincount(ndims)).tolist():  # np.unique would import much when it is first called
         which = within[ndims == ndim]
         dims = chunks.dims[chunks.dims_at[large[which], None] + np.arange(3 * ndim)]
         shape, offsets, sizes = np.split(dims, 3, axis=1)
