@@ -29,8 +29,8 @@ void ShardWriter::open_segment(SegmentRow& row, uint64_t expected, bool with_gap
   const std::string path = row.path();
   segment_ = storage_.open(path, OpenMode::create);
   paths_.push_back(path);
-  appender_ = with_gaps ? storage_.Storage::append(*segment_, path, expected)
-                        : storage_.append(*segment_, path, expected);
+  appender_ =
+      with_gaps ? storage_.Storage::append(*segment_, path, expected) : storage_.append(*segment_, path, expected);
 }
 
 void ShardWriter::skip(uint64_t bytes) {
