@@ -60,11 +60,11 @@ def _accelerator() -> dict[str, object]:
 
 
 def _version() -> str:
-    """The release, and in a checkout also the commit; a plus when files differ from it. Elsewhere BENCH_COMMIT says
-    of which commit the installed wheel is (tests/gpu/run.sh)."""
+    """The release, and the commit: BENCH_COMMIT says of which one an installed wheel is (tests/gpu/run.sh), else it is
+    that of the checkout; a plus when files differ from it."""
     flags = ["--always", "--dirty=+", "--exclude=*"]
     done = subprocess.run(["git", "describe", *flags], cwd=Path(__file__).parent, capture_output=True, text=True)
-    commit = done.stdout.strip() if done.returncode == 0 else os.environ.get("BENCH_COMMIT")
+    commit = os.environ.get("BENCH_COMMIT") or (done.stdout.strip() if done.returncode == 0 else "")
     return tierload.__version__ + (f" ({commit})" if commit else "")
 
 
