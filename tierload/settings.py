@@ -36,8 +36,8 @@ class Settings:
 
     Of saves in the background: ``host_budget_bytes`` bounds the memory for copies of states (0: half of what is
     available; a state that needs more is copied in waves, and the loop waits for them). ``device_budget_bytes``: bytes
-    of each accelerator's memory for a copy of what it has of a state, which is made there in milliseconds (0: half of
-    what is free); where that is not enough, the copy goes to the host. ``max_in_flight``: how many may
+    of each accelerator's memory for copies of what it has of states, which are made there in milliseconds (0: half of
+    what is free, for each); where that is not enough, the copy goes to the host. ``max_in_flight``: how many may
     be under way; ``on_busy`` says what another call does: ``"wait"`` until one is durable, ``"skip"`` the save, or
     ``"queue"`` behind the others, as far as ``host_budget_bytes`` has memory for one more copy. ``on_failure``:
     ``"raise"`` at the handle, else at the next call on the store, else as the exit status of the process; ``"retry"``

@@ -40,6 +40,15 @@ class Current {
   const Driver& driver_;
 };
 
+// The same where nothing may be thrown: at the end of a thread or a process the driver may be gone.
+template <typename Call>
+void in_context(const Driver& driver, Context context, const Call& call) {
+  if (driver.push(context) != 0) return;
+  call();
+  Context popped;
+  driver.pop(&popped);
+}
+
 class CudaMoment : public Moment {
  public:
   CudaMoment(const Driver& driver, Context context, Stream stream) : driver_(driver), context_(context) {
@@ -48,9 +57,10 @@ class CudaMoment : public Moment {
     driver.check(driver.event_record(event_, stream), "cuEventRecord");
   }
   ~CudaMoment() override {
-    if (owner_ == ::getpid()) driver_.event_destroy(event_);
+    if (owner_ == ::getpid()) in_context(driver_, context_, [this] { driver_.event_destroy(event_); });
   }
   bool passed() override {
+    const Current current(driver_, context_);
     const Result result = driver_.event_query(event_);
     if (result == not_ready) return false;
     driver_.check(result, "cuEventQuery");
@@ -138,7 +148,10 @@ class Cuda : public Accelerator {
     Table table;
     table.host = pin(bytes);
     table.bytes = table.host->memory().size();
-    driver.check(driver.alloc(&table.device, table.bytes), "cuMemAlloc");
+    const Current current(driver, context);
+    if (driver.alloc(&table.device, table.bytes) != 0) {  // others have all of its memory: it reads the host's
+      table.device = reinterpret_cast<Pointer>(table.host->memory().data());
+    }
     return table;
   }
   void give_table(Table table) {
@@ -194,7 +207,8 @@ class Cuda : public Accelerator {
   };
 
   std::string name_;
-  PinnedPool pool_{[this](uint64_t bytes) { return allocate(bytes); }, [this](std::byte* at) { driver.host_free(at); }};
+  PinnedPool pool_{[this](uint64_t bytes) { return allocate(bytes); },
+                   [this](std::byte* at) { in_context(driver, context, [&] { driver.host_free(at); }); }};
   Kernel digest_;
   Kernel copy_;
   std::once_flag asked_;
@@ -205,8 +219,10 @@ class Cuda : public Accelerator {
 
 CudaLane::~CudaLane() {
   if (!own_ || owner_ != ::getpid()) return;
-  of_.driver.stream_synchronize(stream_);
-  of_.driver.stream_destroy(stream_);
+  in_context(of_.driver, of_.context, [this] {
+    of_.driver.stream_synchronize(stream_);
+    of_.driver.stream_destroy(stream_);
+  });
 }
 
 void CudaLane::after(const std::shared_ptr<Moment>& moment) {
@@ -236,7 +252,12 @@ void CudaLane::copy(std::span<const DeviceCopy> copies, std::span<const DeviceCo
   const Current current(of_.driver, of_.context);
   for (const std::span<const DeviceCopy> list : {copies, more}) {
     for (const DeviceCopy& one : list) {
-      of_.driver.check(of_.driver.copy(one.into, one.from, one.length, stream_), "cuMemcpyAsync");
+      const Result result = of_.driver.copy(one.into, one.from, one.length, stream_);
+      if (result == invalid_value) {  // it spans allocations, which a kernel does not mind
+        launch(of_.copy_kernel(), copy_threads, copy_tiles(copies, more));
+        return;
+      }
+      of_.driver.check(result, "cuMemcpyAsync");
     }
   }
 }
@@ -252,8 +273,10 @@ void CudaLane::launch(Function function, unsigned threads, std::span<const Tile>
   const Current current(of_.driver, of_.context);
   Table table = of_.take_table(tiles.size_bytes());
   std::ranges::copy(std::as_bytes(tiles), table.host->memory().begin());
-  of_.driver.check(of_.driver.to_device(table.device, table.host->memory().data(), tiles.size_bytes(), stream_),
-                   "cuMemcpyHtoDAsync");
+  if (table.device != reinterpret_cast<Pointer>(table.host->memory().data())) {
+    of_.driver.check(of_.driver.to_device(table.device, table.host->memory().data(), tiles.size_bytes(), stream_),
+                     "cuMemcpyHtoDAsync");
+  }
   std::array<void*, 1> parameters{&table.device};
   of_.driver.check(of_.driver.launch(function, static_cast<unsigned>(tiles.size()), 1, 1, threads, 1, 1, 0, stream_,
                                      parameters.data(), nullptr),

@@ -19,7 +19,7 @@ using Module = void*;
 using Function = void*;
 using Pointer = uint64_t;
 
-constexpr Result deinitialized = 4;  // the process is ending
+constexpr Result invalid_value = 1;
 constexpr Result not_ready = 600;
 constexpr unsigned host_portable = 1;         // CU_MEMHOSTALLOC_PORTABLE
 constexpr unsigned stream_non_blocking = 1;   // CU_STREAM_NON_BLOCKING

@@ -1,5 +1,7 @@
 #include "tierload/clone.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -35,21 +37,50 @@ uint64_t address(const std::byte* at) { return reinterpret_cast<uint64_t>(at); }
 std::vector<CloneRoom> Clone::room_of(const PageSet& pages) {
   std::map<uint8_t, uint64_t> needed;
   for (const PageSource& source : pages.sources) {
+    for (const SourcePart& part : source.parts) {
+      if (part.device != 0)
+        needed[part.device];  // also one that has parts of others' pages alone: its stream is needed
+    }
     if (const uint8_t device = device_among(source)) {
       needed[device] += round_up(bytes_of_page(source), place_alignment);
     }
   }
   std::vector<CloneRoom> rooms;
-  for (const auto& [device, bytes] : needed) rooms.push_back({device, 0, bytes, 0});
+  for (const auto& [device, bytes] : needed) rooms.push_back({device, 0, std::max(bytes, place_alignment), 0});
   return rooms;
 }
 
 Clone::Clone(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms)
-    : plan_(plan(std::move(from), rooms)) {
-  begin(rooms);
+    : plan_(plan(std::move(from), rooms)), owner_(::getpid()) {
+  begin_or_wait(rooms);
 }
 
-Clone::Clone(const Clone& earlier, std::span<const CloneRoom> rooms) : plan_(earlier.plan_) { begin(rooms); }
+Clone::Clone(const Clone& earlier, std::span<const CloneRoom> rooms) : plan_(earlier.plan_), owner_(::getpid()) {
+  begin_or_wait(rooms);
+}
+
+Clone::~Clone() {
+  if (owner_ == ::getpid()) settle();
+}
+
+// What was begun may still use memory that is given back now.
+void Clone::settle() {
+  try {
+    for (const auto& moment : fetched_) moment->wait();
+    for (const auto& moment : moments_) moment->wait();
+  } catch (const AcceleratorError&) {
+    return;  // nothing goes on there any more
+  }
+}
+
+void Clone::begin_or_wait(std::span<const CloneRoom> rooms) {
+  try {
+    begin(rooms);
+  } catch (...) {
+    settle();
+    throw;
+  }
+}
 
 std::shared_ptr<const Clone::Plan> Clone::plan(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms) {
   auto made = std::make_shared<Plan>();
@@ -97,7 +128,6 @@ void Clone::begin(std::span<const CloneRoom> rooms) {
   std::map<uint8_t, std::unique_ptr<Lane>> lanes;
   for (const CloneRoom& room : rooms) lanes[room.device] = accelerator(room.device).lane_of(room.stream);
   std::map<uint8_t, std::vector<DeviceCopy>> more;
-  std::vector<std::shared_ptr<Moment>> fetched;  // by other accelerators than the one that has the page
   if (!plan_->elsewhere.empty()) from_host_ = accelerator(rooms.front().device).pin(plan_->elsewhere_bytes);
   MutableBytes free = from_host_ ? from_host_->memory() : MutableBytes();
   for (const Elsewhere& one : plan_->elsewhere) {
@@ -105,7 +135,7 @@ void Clone::begin(std::span<const CloneRoom> rooms) {
     free = free.subspan(one.part.length);
     if (one.part.device != 0) {
       lanes.at(one.part.device)->to_host(room.data(), address(one.part.base), one.part.length);
-      fetched.push_back(lanes.at(one.part.device)->moment());
+      fetched_.push_back(lanes.at(one.part.device)->moment());
     } else if (one.part.view) {
       gather(*one.part.view, one.part.base, one.part.from, room);
     } else {
@@ -114,7 +144,7 @@ void Clone::begin(std::span<const CloneRoom> rooms) {
     more[one.device].push_back({address(room.data()), one.into, one.part.length});
   }
   for (const auto& [device, copies] : plan_->copies) {
-    for (const auto& moment : fetched) lanes.at(device)->after(moment);
+    for (const auto& moment : fetched_) lanes.at(device)->after(moment);
     lanes.at(device)->copy(copies, more[device]);
     moments_.push_back(lanes.at(device)->moment());
   }

@@ -18,11 +18,11 @@ uint64_t leaves_of(uint64_t bytes) { return (bytes + page_leaf - 1) / page_leaf;
 // The digests of pages of one accelerator.
 void digest_on(uint8_t device, std::span<const PageSource> sources, std::span<const size_t> pages,
                std::vector<std::optional<Digest>>& digests) {
-  const std::unique_ptr<Lane> lane = accelerator(device).lane();
   uint64_t most = 0;
   for (const size_t page : pages) most += leaves_of(sources[page].parts[0].length);
   const auto room = accelerator(device).pin(std::min(most, leaves_max) * sizeof(uint64_t));
   auto* const leaves = reinterpret_cast<uint64_t*>(room->memory().data());
+  const std::unique_ptr<Lane> lane = accelerator(device).lane();  // waits, when it goes, before the room does
   for (size_t at = 0; at < pages.size();) {
     std::vector<DeviceRun> runs;
     uint64_t count = 0;

@@ -10,6 +10,7 @@ import torch
 import tierload
 from tests.accelerators.disguise import Device, assert_values, copies
 from tierload import AcceleratorError, Settings
+from tierload.engine import clones
 
 MIB = 1 << 20
 
@@ -121,6 +122,47 @@ def test_a_clone_is_bounded_and_falls_back(device: Device, tmp_path: Path, caplo
         assert_values(store.load(), copies(state))
     with pytest.raises(ValueError, match="device_budget_bytes is -1"):
         Settings(device_budget_bytes=-1)
+
+
+def test_a_device_that_has_only_parts_of_pages(device: Device, tmp_path: Path) -> None:
+    other = Device()
+    state = {"large": device.noise(MIB // 4), "small": [device.noise(9), other.noise(11), other.noise(5)]}
+    device.fake.delay(0.002)
+    with tierload.Store(tmp_path / "s", mode="w") as store:
+        store.prepare(state)
+        wanted = copies(state)
+        store.async_save(state).result()
+        assert_values(store.load(), wanted)
+
+
+def test_a_device_that_is_lost_after_the_copy_does_not_hang_the_save(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(number: int) -> int:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    state = {"weight": device.noise(MIB // 4)}
+    with tierload.Store(tmp_path / "s", mode="w") as store:
+        pending = store.async_save(state)
+        monkeypatch.setattr(clones, "free_bytes", lost)
+        pending.result(timeout=20)
+
+
+def test_overlapping_saves_keep_their_memory_within_the_budget(device: Device, tmp_path: Path) -> None:
+    state = {"weight": device.noise(MIB // 4)}
+    settings = Settings(max_in_flight=3, device_budget_bytes=2 * MIB)
+    made = []
+    allocate = clones.allocate
+    with tierload.Store(tmp_path / "s", mode="w", settings=settings) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clones, "allocate", lambda *args: made.append(args) or allocate(*args))
+        for _ in range(4):
+            pending = []
+            for _ in range(3):  # the third one goes to the host
+                state["weight"] += 1
+                pending.append((store.async_save(state), copies(state)))
+            for save, wanted in pending:
+                assert_values(store.load(commit=save.result().commit), wanted)
+    assert len(made) == 2
 
 
 def test_pinned_memory_is_returned(device: Device, tmp_path: Path) -> None:

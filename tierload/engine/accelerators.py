@@ -17,7 +17,7 @@ __all__ = ["DeviceMemory", "allocate", "free_bytes", "present", "streams", "sync
 _ALIGNMENT = 4096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class DeviceMemory:
     """Memory of accelerator ``number``, in a pool of its own, as long as this lives."""
 
@@ -39,7 +39,9 @@ def allocate(number: int, nbytes: int) -> DeviceMemory | None:
             tensor = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=_device(number))
     except torch.cuda.OutOfMemoryError:
         return None
-    return DeviceMemory(number, -(-tensor.data_ptr() // _ALIGNMENT) * _ALIGNMENT, nbytes, (tensor, pool))
+    # Let go of from the end: a pool gives back only what is free in it.
+    owner = (pool, tensor)
+    return DeviceMemory(number, -(-tensor.data_ptr() // _ALIGNMENT) * _ALIGNMENT, nbytes, owner)
 
 
 def present(devices: npt.NDArray[np.uint8]) -> list[int]:

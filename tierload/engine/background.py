@@ -102,7 +102,7 @@ class Background:
     def begin(self, make: Callable[[], Draft], step: int | None, settings: Settings) -> PendingSave:
         """Copies what ``make`` describes, as far as it has to be copied now, and has it written beside the caller."""
         pending = PendingSave(self._writer.path, step, self.told, self.give_up, self._writer.refuse_inside)
-        arena = snapshot = job = None
+        arena = cloned = draft = snapshot = job = None
         owes = self._writer.together  # until the other ranks will hear of this save in any case
         try:
             if not self._admit(pending, settings):
@@ -145,7 +145,7 @@ class Background:
                 self.owe(error)
             # Whoever keeps the error keeps these frames, and with them memory that the next save may wait for.
             traceback.clear_frames(error.__traceback__)
-            arena = snapshot = job = None
+            arena = cloned = draft = snapshot = job = None
             raise
         pending.waited += time.perf_counter() - pending.began
         if waves:
@@ -179,7 +179,8 @@ class Background:
     def prepare(self, nbytes: int, settings: Settings, pages: _native.PageSet | None = None) -> None:
         """Touches the memory for the copy of so many bytes, on a thread of its own. What accelerators have of ``pages``
         is cloned once."""
-        cloned = None if pages is None else self._clones.take(pages, settings.device_budget_bytes)
+        alone = pages is not None and not self._writer.together  # as in begin()
+        cloned = self._clones.take(pages, settings.device_budget_bytes) if pages is not None and alone else None
         if pages is not None and cloned is not None:
             self._clones.clone(pages, cloned).wait_done(None)
             self._clones.give(cloned)

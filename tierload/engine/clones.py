@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 
 from tierload import _native
 from tierload.engine.accelerators import DeviceMemory, allocate, free_bytes, streams
@@ -21,12 +22,13 @@ class Clones:
 
     def __init__(self) -> None:
         self._idle: list[DeviceMemory] = []
+        self._out: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()  # what a failure dropped counts no more
         self._last: tuple[_native.PageSet, list[int], _native.Clone] | None = None
         self._lock = threading.Lock()
 
     def take(self, pages: _native.PageSet, budget: int) -> CloneMemory | None:
         """Memory for a clone of some pages; None when no accelerator has any of them, or one has not enough within
-        ``budget`` bytes (0: half of what nobody has)."""
+        ``budget`` bytes for all saves in flight (0: half of what nobody has)."""
         needed = pages.clone_bytes
         taken: CloneMemory = []
         for number, nbytes in needed:
@@ -60,10 +62,14 @@ class Clones:
         """Takes back what nobody uses any more. It is kept while as much again is free: training may come to need
         it."""
         for one in memory:
-            with self._lock:
+            try:
                 keep = free_bytes(one.number) >= one.nbytes
+            except RuntimeError:  # the device is lost: nothing can be given back to it either
+                keep = True
+            with self._lock:
+                self._out.discard(one)
                 # What was outgrown is not needed again.
-                idle = [other for other in self._idle if other.number != one.number or other.nbytes > one.nbytes]
+                idle = [other for other in self._idle if other.number != one.number or other.nbytes >= one.nbytes]
                 self._idle = [*idle, one] if keep else idle
 
     def drop(self) -> None:
@@ -74,11 +80,16 @@ class Clones:
 
     def _take(self, number: int, nbytes: int, budget: int) -> DeviceMemory | None:
         with self._lock:
+            left = budget and budget - sum(one.nbytes for one in self._out if one.number == number)
             for one in self._idle:
-                if one.number == number and one.nbytes >= nbytes and (budget == 0 or one.nbytes <= budget):
+                if one.number == number and one.nbytes >= nbytes and (budget == 0 or one.nbytes <= left):
                     self._idle.remove(one)
+                    self._out.add(one)
                     return one
             self._idle = [one for one in self._idle if one.number != number]
-        if nbytes > (budget or free_bytes(number) // 2):
-            return None
-        return allocate(number, nbytes)
+            if nbytes > (left if budget else free_bytes(number) // 2):
+                return None
+            made = allocate(number, nbytes)
+            if made is not None:
+                self._out.add(made)
+            return made

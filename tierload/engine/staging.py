@@ -61,7 +61,11 @@ class Snapshot:
 
     def settle(self) -> None:
         """Returns when the state may change; the caller helps to copy what is left."""
-        self.staging.help(self._threads)
+        try:
+            self.staging.help(self._threads)
+        except AcceleratorError as error:  # whoever writes it meets the same; the caller is no part of it
+            self.error = error
+            self.staging.wait_done(None)
         self._finish_if_cloned()
 
     def wait(self, timeout: float | None) -> bool:

@@ -110,7 +110,8 @@ class Store(WritingStore):
         if isinstance(state, int):
             nbytes, pages = state, None
         else:
-            pages = self._draft(state, None, None, (), "", allow_pickle=False, heat=None).page_set
+            draft = self._draft(state, None, None, (), "", allow_pickle=False, heat=None)  # has what is copied
+            pages = draft.page_set
             nbytes = pages.staging_bytes
         self._device(nbytes)
         self._in_background().prepare(nbytes, self.settings, pages)

@@ -18,6 +18,7 @@ from tierload.gds.tuning import TASK_BYTES, more_threads, opening
 
 __all__ = ["Extent", "GdsFiles"]
 
+_HANDLES_MAX = 32  # each has descriptors
 _ALIGNMENT = 4096  # of pages in segments (docs/FORMAT.md), and what a device reads into a GPU by itself
 
 
@@ -113,6 +114,8 @@ class GdsFiles:
             raise self._failure(verb, name, piece, error) from error
         finally:
             self._drain()
+            while len(self._handles) > _HANDLES_MAX:
+                self._handles.pop(next(iter(self._handles))).close()
 
     def _opened(self, name: str, flags: str) -> Any:
         """The handle of a file. Opened for writing it is never made or cut: segments are somebody else's."""

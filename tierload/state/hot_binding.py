@@ -44,6 +44,8 @@ class Arriving:
         with torch._C.DisableTorchFunctionSubclass():  # they wait for this
             for fill, source in self.copies:
                 copy(fill, source)
+            for device in {fill.live.device for fill, _ in self.copies if fill.live.is_cuda}:
+                torch.cuda.current_stream(device).synchronize()  # who uses them next may be on another stream
 
 
 class HotPlan:

@@ -31,6 +31,7 @@ class Clone {
   Clone(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms);
   // The same pages again, into the same rooms, now: nothing is planned anew.
   Clone(const Clone& earlier, std::span<const CloneRoom> rooms);
+  ~Clone();
 
   // Where all pages are: those of accelerators in one part each, the others as they were.
   std::span<const PageSource> sources() const { return plan_->sources; }
@@ -57,10 +58,14 @@ class Clone {
   };
   static std::shared_ptr<const Plan> plan(std::shared_ptr<const PageSet> from, std::span<const CloneRoom> rooms);
   void begin(std::span<const CloneRoom> rooms);
+  void begin_or_wait(std::span<const CloneRoom> rooms);
+  void settle();
 
   const std::shared_ptr<const Plan> plan_;
-  std::unique_ptr<PinnedMemory> from_host_;  // what pages have of other memory
+  std::unique_ptr<PinnedMemory> from_host_;       // what pages have of other memory
+  std::vector<std::shared_ptr<Moment>> fetched_;  // by other accelerators than those that have the pages
   std::vector<std::shared_ptr<Moment>> moments_;
+  const int owner_;  // the process that began it
 };
 
 }  // namespace tierload
